@@ -1,0 +1,117 @@
+"""Settings as frozen values, and the only code that reads the environment.
+
+Nothing is read at import: the functions here are called when a store is opened, so a variable set later is seen, and deeper code
+cannot be surprised by one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from .errors import UsageError
+
+Engine = Literal["auto", "botocore", "obstore", "fsspec"]
+
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """How to talk to object storage. It names a credential *source* and never holds, prints or pickles a key.
+
+    Keys come from botocore's chain (environment, profile, SSO, instance metadata); ``profile`` selects one by name.
+    ``endpoint_url`` beats the environment (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``S3_ENDPOINT_URL``).
+    ``addressing`` is ``path`` for custom endpoints and botocore's choice for AWS unless set. ``ca_bundle`` is a PEM file for an
+    endpoint whose certificate a public authority did not sign (else ``AWS_CA_BUNDLE``). ``anonymous`` sends unsigned requests.
+    ``connections`` bounds the open connections of one process to one endpoint. ``retry_s`` is the budget, in seconds, for repeating
+    one call that fails for a passing reason; 0 tries once.
+
+    Example: ``StoreConfig(endpoint_url="https://eu2.contabostorage.com", profile="contabo")``.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    addressing: Literal["path", "virtual"] | None = None
+    ca_bundle: str | None = None
+    anonymous: bool = False
+    engine: Engine = "auto"
+    connections: int = 16
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 60.0
+    retry_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.endpoint_url is not None:
+            _check_endpoint(self.endpoint_url, "endpoint_url")
+        if self.engine not in ("auto", "botocore", "obstore", "fsspec"):
+            raise UsageError(f"engine: {self.engine!r} is none of auto, botocore, obstore, fsspec")
+        if self.connections < 1:
+            raise UsageError(f"connections: {self.connections} is below 1")
+        for name in ("connect_timeout_s", "read_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name}: {getattr(self, name)} is not above 0")
+        if self.retry_s < 0:
+            raise UsageError(f"retry_s: {self.retry_s} is below 0")
+        if self.anonymous and self.profile:
+            raise UsageError(f"anonymous=True and profile={self.profile!r} contradict each other; give one of them")
+
+    def endpoint(self, environ: Mapping[str, str] | None = None) -> str | None:
+        """The endpoint to use: the argument, else the environment, else ``None`` (the profile's own, or AWS).
+
+        Raises ``UsageError`` when two of the environment's variables name different endpoints.
+        """
+        if self.endpoint_url is not None:
+            return self.endpoint_url.rstrip("/")
+        env = os.environ if environ is None else environ
+        found = [(name, env[name].rstrip("/")) for name in _ENDPOINT_VARIABLES if env.get(name)]
+        for name, value in found:
+            _check_endpoint(value, name)
+        for name, value in found[1:]:
+            if value != found[0][1]:
+                raise UsageError(
+                    f"{found[0][0]}={found[0][1]} and {name}={value} name two different endpoints; unset one of them, or pass the endpoint as an option"
+                )
+        return found[0][1] if found else None
+
+    def fsspec_options(self, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Keyword arguments for ``s3fs`` and whatever else opens ``s3://`` through fsspec, with the same endpoint and credential source.
+
+        The SDK's default checksums are set to ``when_required``: Ceph RGW 16 and ``rclone serve s3`` refuse uploads with them.
+        """
+        endpoint = self.endpoint(environ)
+        s3: dict[str, Any] = {"addressing_style": self.addressing} if self.addressing else {}
+        if endpoint and not self.addressing:
+            s3["addressing_style"] = "path"
+        options: dict[str, Any] = {
+            "anon": self.anonymous,
+            "config_kwargs": {
+                "request_checksum_calculation": "when_required",
+                "response_checksum_validation": "when_required",
+                **({"s3": s3} if s3 else {}),
+            },
+        }
+        client: dict[str, Any] = {}
+        if self.region:
+            client["region_name"] = self.region
+        if self.ca_bundle:
+            client["verify"] = self.ca_bundle
+        if client:
+            options["client_kwargs"] = client
+        if endpoint:
+            options["endpoint_url"] = endpoint
+        if self.profile:
+            options["profile"] = self.profile
+        return options
+
+
+def _check_endpoint(url: str, name: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{name}: {url!r} is no endpoint; write https://host or http://host:port")
+    if parts.username or parts.password:
+        raise UsageError(f"{name}: an endpoint URL must not hold credentials; put them into a profile or the environment")

@@ -1,0 +1,1 @@
+"""Hooks for trainers, each loading its framework on first use."""

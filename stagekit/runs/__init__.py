@@ -1,0 +1,1 @@
+"""Training runs: checkpoints pinned, sent, verified, restored and kept."""

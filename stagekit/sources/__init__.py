@@ -1,0 +1,1 @@
+"""Raw data: what can be made into shards."""

@@ -1,0 +1,151 @@
+"""The contract of an object store. ``tests/store/contract.py`` holds one test per sentence, run on every implementation.
+
+A store speaks object storage and nothing else: whole objects, byte ranges, listings, deletion. There is no file handle, no seek
+and no open-for-update. A store is opened *at a location*, and every key is relative to it: ``shards/000000.tar`` below
+``s3://bucket/imagenet``. Each call tries once and reports well; ``store.retry`` repeats, other wrappers count or limit.
+
+A store holds a location and settings only. It can be pickled, used from many threads, and used after ``fork``: connections are
+made lazily, one client per process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from ..errors import UsageError
+from ..location import Location
+
+Data = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object as the store reports it.
+
+    ``etag`` is opaque and changes when the object's bytes are replaced; ``None`` where the store has none. ``modified_s`` is the
+    store's clock in seconds since the epoch and is never used to decide what is newest.
+    """
+
+    key: str
+    size: int
+    etag: str | None = None
+    modified_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """What lies directly below a prefix: objects, and folders (each a prefix that ends in ``/``). Both sorted by name."""
+
+    objects: tuple[ObjectInfo, ...]
+    folders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenUpload:
+    """A multipart upload that was started and neither completed nor aborted: billed, and in no listing of objects."""
+
+    key: str
+    upload_id: str
+    started_s: float | None = None
+
+
+class Multipart(Protocol):
+    """An object on its way in, part by part. Nothing is visible under its key until the ``with`` block ends without an exception.
+
+    Leaving the block normally completes it; leaving by an exception aborts it and removes what was sent. A killed process leaves an
+    ``OpenUpload`` at most, never an object.
+    """
+
+    @property
+    def part_size(self) -> int:
+        """Bytes of every part but the last."""
+
+    def put_part(self, number: int, data: Data) -> None:
+        """Send part ``number`` (from 0). Parts may come from several threads and in any order, each once or, after an error, again.
+
+        All parts but the last have exactly ``part_size`` bytes. The store checks each part against its MD5 where it can.
+        """
+
+    @property
+    def info(self) -> ObjectInfo:
+        """The finished object. Available after the ``with`` block ended normally."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """An object store at one location. Errors are those of ``stagekit.errors``; messages name the operation and the full location."""
+
+    @property
+    def location(self) -> Location:
+        """Where keys are relative to."""
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
+        """Store ``data`` whole or not at all, replacing what was there.
+
+        With ``if_absent`` it raises ``Conflict`` when the key exists; only one of two concurrent callers succeeds. That is refused
+        with ``UsageError`` by a store whose ``conditional_create()`` is false. The server checks an MD5 of the bytes where it can.
+        """
+
+    def multipart(self, key: str, *, part_size: int) -> AbstractContextManager[Multipart]:
+        """Start an object of unknown length, sent in parts. See ``Multipart``. The abort is registered where the upload starts."""
+
+    def get(self, key: str, start: int = 0, length: int | None = None, *, if_match: str | None = None) -> Data:
+        """The bytes ``[start, start + length)``, or to the object's end when ``length`` is ``None``: exactly those bytes, or an error.
+
+        A range that reaches beyond the end raises ``InvalidReply`` (not transient). ``if_match`` raises ``Conflict`` when the object's
+        etag is another one now. A server that answers a range with the whole object is tolerated. A cut body raises ``Unreachable``
+        whose ``received`` holds what came before the cut.
+        """
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and etag. ``NotFound`` only when the object is provably absent; a missing bucket is ``BucketNotFound``."""
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object below ``prefix``, which is empty or ends in ``/``, in ascending order of key (by UTF-8 bytes), all pages.
+
+        ``run-1/`` never yields ``run-10/``. A prefix with nothing below it yields nothing; a missing bucket raises ``BucketNotFound``.
+        """
+
+    def children(self, prefix: str = "") -> Children:
+        """Objects and folders directly below ``prefix``, which is empty or ends in ``/``."""
+
+    def delete(self, key: str) -> None:
+        """Remove the object. Deleting what is not there succeeds."""
+
+    def conditional_create(self) -> bool:
+        """Whether ``put(if_absent=True)`` really is exclusive here. Found out by a self-proving call when first asked, then remembered."""
+
+    def open_uploads(self, prefix: str = "") -> Iterator[OpenUpload]:
+        """Multipart uploads below ``prefix`` that nobody finished."""
+
+    def abort_upload(self, upload: OpenUpload) -> None:
+        """Drop an unfinished upload. One that is already gone is no error."""
+
+
+def check_key(key: str) -> str:
+    """``key`` itself when it can be stored everywhere: relative, no empty, ``.`` or ``..`` component, no NUL, at most 1,024 bytes of UTF-8.
+
+    Raises ``UsageError``. Every store calls it before it touches anything, so that no key can leave the store's location.
+    """
+    parts = key.split("/")
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{key!r} is no object key: it is not valid Unicode") from None
+    if not key or "\0" in key or any(part in ("", ".", "..") for part in parts):
+        raise UsageError(f"{key!r} is no object key: it must be relative, without empty, '.' or '..' components")
+    if len(encoded) > 1024:
+        raise UsageError(f"{key[:60]!r}… is no object key: {len(encoded)} bytes, and S3 allows 1,024")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """``prefix`` itself when it is empty or a key followed by ``/``. Raises ``UsageError``."""
+    if prefix:
+        if not prefix.endswith("/"):
+            raise UsageError(f"{prefix!r} is no prefix: it must be empty or end in '/', so that run-1/ never means run-10/")
+        check_key(prefix[:-1])
+    return prefix

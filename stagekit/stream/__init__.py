@@ -1,0 +1,1 @@
+"""From blocks in a store to samples in order. Torch-free."""

@@ -1,0 +1,1 @@
+"""Where bytes move: verified uploads and checked downloads. Everything above uses these."""

@@ -1,0 +1,1 @@
+"""May this server be destroyed? The answer, with reasons and fixes."""
