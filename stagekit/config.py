@@ -74,7 +74,8 @@ class StoreConfig:
         for name, value in found[1:]:
             if value != found[0][1]:
                 raise UsageError(
-                    f"{found[0][0]}={found[0][1]} and {name}={value} name two different endpoints; unset one of them, or pass the endpoint as an option"
+                    f"{found[0][0]}={found[0][1]} and {name}={value} name two different endpoints; "
+                    "unset one of them, or pass the endpoint as an option"
                 )
         return found[0][1] if found else None
 

@@ -57,13 +57,11 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], name: str, expec
 
 def format_size(size_bytes: float) -> str:
     """``1.5 GB``: powers of 1000, three significant digits, as disks and links are sold."""
-    value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
+    value, unit = float(size_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
         if abs(value) < 999.5:
             break
-        value /= 1000
-    else:
-        unit = "PB"
+        value, unit = value / 1000, larger
     if unit == "B" or abs(value) >= 99.95:
         return f"{value:.0f} {unit}"
     return f"{value:.{1 if abs(value) >= 9.995 else 2}f} {unit}"
