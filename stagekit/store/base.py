@@ -118,6 +118,14 @@ class Store(Protocol):
     def conditional_create(self) -> bool:
         """Whether ``put(if_absent=True)`` really is exclusive here. Found out by a self-proving call when first asked, then remembered."""
 
+    def checks_digest(self) -> bool:
+        """Whether a ``put`` or ``put_part`` that returned was checked against the digest of its bytes on the far side.
+
+        True for memory and local files, which hand the bytes to this machine's kernel. Elsewhere found out by a self-proving call (a
+        put with a wrong ``Content-MD5`` on a scratch key must be refused) when first asked, then remembered. Where it is false, a
+        verified upload has to compare etags or read back.
+        """
+
     def open_uploads(self, prefix: str = "") -> Iterator[OpenUpload]:
         """Multipart uploads below ``prefix`` that nobody finished."""
 
