@@ -57,9 +57,18 @@ class Daemon:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """What it ended with (negative for a signal), ``None`` while it runs."""
+        return self._process.poll()
+
     def log_tail(self, lines: int = 40) -> str:
         """The last lines of what the daemon printed."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def wait(self) -> int:
+        """Wait until it ends by itself. Returns its exit code (negative for a signal)."""
+        return self._process.wait()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Ask it to end, then kill it. When this returns the process is gone. Stopping twice is no error."""
