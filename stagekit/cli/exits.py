@@ -1,0 +1,35 @@
+"""The exit codes of every command, in one table; docs/command-line.md prints it."""
+
+from __future__ import annotations
+
+import enum
+
+from ..errors import StagekitError, UsageError
+
+
+class Exit(enum.IntEnum):
+    """What a command's exit code means. ``stagekit run`` returns the wrapped command's own code when that is not 0."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    VERDICT_NO = 3
+    CANNOT_TELL = 4
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANINGS: dict[Exit, str] = {
+    Exit.DONE: "done; for teardown: YES",
+    Exit.FAILED: "failed, or verify found something",
+    Exit.USAGE: "an argument or option that cannot be meant",
+    Exit.VERDICT_NO: "teardown: NO",
+    Exit.CANNOT_TELL: "teardown: CANNOT TELL",
+    Exit.INTERRUPTED: "ended by Ctrl-C",
+    Exit.TERMINATED: "ended by SIGTERM",
+}
+
+
+def exit_of(error: StagekitError | OSError) -> Exit:
+    """The exit code for an error that a command ended with."""
+    return Exit.USAGE if isinstance(error, UsageError) else Exit.FAILED
