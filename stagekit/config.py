@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -108,6 +109,30 @@ class StoreConfig:
         if self.profile:
             options["profile"] = self.profile
         return options
+
+
+def home_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Where this machine's own records lie: ``$STAGEKIT_HOME``, else ``$XDG_STATE_HOME/stagekit``, else ``~/.local/state/stagekit``."""
+    env = os.environ if environ is None else environ
+    if env.get("STAGEKIT_HOME"):
+        return Path(env["STAGEKIT_HOME"]).expanduser().absolute()
+    state = env.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser().absolute() / "stagekit"
+
+
+def process_rank(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """This process's rank and the number of ranks, as launchers such as ``torchrun`` tell them (``RANK``, ``WORLD_SIZE``); 0 of 1 else."""
+    env = os.environ if environ is None else environ
+    values = []
+    for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")):
+        text = env.get(name) or default
+        if not (text.isascii() and text.isdecimal()):
+            raise UsageError(f"{name}={text!r} is no number; unset it, or let the launcher set it")
+        values.append(int(text))
+    rank, world_size = values
+    if not rank < max(world_size, 1):
+        raise UsageError(f"RANK={rank} and WORLD_SIZE={world_size} contradict each other; unset both, or let the launcher set them")
+    return rank, max(world_size, 1)
 
 
 def _check_endpoint(url: str, name: str) -> None:
