@@ -61,17 +61,27 @@ class StoreError(StagekitError):
 
     ``transient`` tells whether the same call may succeed later; it is decided once, where the vendor's error is translated.
     ``retry_after_s`` is what the server asked to wait, if it did.
-    ``received`` holds the bytes that arrived before a body was cut, so that a retry continues behind them.
+    ``received`` holds the bytes that arrived before a body was cut, so that a retry continues behind them; ``etag`` tells of which
+    object they are.
     """
 
     transient: bool = False
 
-    def __init__(self, message: str, *, transient: bool | None = None, retry_after_s: float | None = None, received: bytes = b"") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        transient: bool | None = None,
+        retry_after_s: float | None = None,
+        received: bytes = b"",
+        etag: str | None = None,
+    ) -> None:
         super().__init__(message)
         if transient is not None:
             self.transient = transient
         self.retry_after_s = retry_after_s
         self.received = received
+        self.etag = etag
 
 
 class NotFound(StoreError, FileNotFoundError):

@@ -10,7 +10,7 @@ made lazily, one client per process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -69,9 +69,16 @@ class Multipart(Protocol):
         All parts but the last have exactly ``part_size`` bytes. The store checks each part against its MD5 where it can.
         """
 
+    def complete(self) -> ObjectInfo:
+        """Make the object visible, whole, and return what is there now; the end of the ``with`` block calls it.
+
+        After a transient error it may be called again. Once it has succeeded, calling it again does nothing. It raises ``UsageError``
+        when a part is missing or has a size that it must not have.
+        """
+
     @property
     def info(self) -> ObjectInfo:
-        """The finished object. Available after the ``with`` block ended normally."""
+        """The finished object. Available after ``complete()``, so after the ``with`` block ended normally."""
 
 
 @runtime_checkable
@@ -157,3 +164,76 @@ def check_prefix(prefix: str) -> str:
             raise UsageError(f"{prefix!r} is no prefix: it must be empty or end in '/', so that run-1/ never means run-10/")
         check_key(prefix[:-1])
     return prefix
+
+
+def check_range(start: int, length: int | None) -> None:
+    """Raises ``UsageError`` for a range that cannot be meant."""
+    if start < 0 or (length is not None and length < 0):
+        raise UsageError(f"bytes [{start}, +{length}) are no range: start and length must not be negative")
+
+
+def check_part(number: int, size: int, part_size: int, upload: str) -> None:
+    """Raises ``UsageError`` for a part that no complete object can hold. ``upload`` names the object in the message."""
+    if number < 0:
+        raise UsageError(f"writing {upload}: part {number} does not exist, numbers start at 0")
+    if size > part_size:
+        raise UsageError(f"writing {upload}: part {number} has {size} bytes, more than the {part_size} of a part")
+
+
+def check_parts(sizes: Mapping[int, int], part_size: int, upload: str) -> int:
+    """The object's size when ``sizes`` (part number → bytes) make a whole object. Raises ``UsageError`` when one is missing or short."""
+    for number in range(len(sizes)):
+        if number not in sizes:
+            raise UsageError(f"writing {upload}: part {number} was never sent; the object would have a hole")
+        if number < len(sizes) - 1 and sizes[number] != part_size:
+            raise UsageError(
+                f"writing {upload}: part {number} has {sizes[number]} bytes instead of {part_size}; only the last may be shorter"
+            )
+    return sum(sizes.values())
+
+
+class WrappedStore:
+    """Every call handed on to ``inner``. Stores that count, limit, retry or fail on purpose derive from it and change what they need."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+
+    @property
+    def location(self) -> Location:
+        return self.inner.location
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
+        return self.inner.put(key, data, if_absent=if_absent)
+
+    def multipart(self, key: str, *, part_size: int) -> AbstractContextManager[Multipart]:
+        return self.inner.multipart(key, part_size=part_size)
+
+    def get(self, key: str, start: int = 0, length: int | None = None, *, if_match: str | None = None) -> Data:
+        return self.inner.get(key, start, length, if_match=if_match)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self.inner.head(key)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self.inner.list(prefix)
+
+    def children(self, prefix: str = "") -> Children:
+        return self.inner.children(prefix)
+
+    def delete(self, key: str) -> None:
+        self.inner.delete(key)
+
+    def conditional_create(self) -> bool:
+        return self.inner.conditional_create()
+
+    def checks_digest(self) -> bool:
+        return self.inner.checks_digest()
+
+    def open_uploads(self, prefix: str = "") -> Iterator[OpenUpload]:
+        return self.inner.open_uploads(prefix)
+
+    def abort_upload(self, upload: OpenUpload) -> None:
+        self.inner.abort_upload(upload)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
