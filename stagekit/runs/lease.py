@@ -1,0 +1,208 @@
+"""Who writes to a run: append-only records under ``owners/``, one per writer and generation.
+
+A writer takes the next generation at its first write, and looks again before each commit: when a higher one is there it is *fenced*,
+keeps its local data and writes nothing more. The look closes the gap to the time of one request, not to nothing: what makes two
+writers harmless is that their checkpoints never share a folder (``layout.CheckpointName``), and that newest means the highest
+generation. Only where the store's conditional create is proven is a generation given to exactly one writer.
+
+A lease has no heartbeat and never expires. Whether its owner is gone can be told for a process of this machine only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CheckpointError, Conflict, Fenced, ManifestError
+from ..store.base import Store
+from ..transfer.put import put_object
+from .layout import OWNERS, seal, unseal
+
+_RECORD = re.compile(r"([0-9]{6})-([0-9a-f]{8})\.json")
+_CLOSED = re.compile(r"([0-9]{6})-([0-9a-f]{8})\.closed")
+_CLAIM = re.compile(r"([0-9]{6})\.claim")
+_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, told apart from another that got the same number after it. Empty texts where the system does not tell."""
+
+    host: str
+    boot_id: str
+    pid_namespace: str
+    pid: int
+    started: str
+
+    @classmethod
+    def current(cls) -> Process:
+        """This process."""
+        return cls(socket.gethostname(), _boot_id(), _pid_namespace(), os.getpid(), _start_of(os.getpid()) or "")
+
+    def is_dead(self, *, seen_from: Process | None = None) -> bool:
+        """Whether this process has provably ended. False for another machine, another container, or a system that cannot tell."""
+        here = seen_from or Process.current()
+        same_machine = (self.host, self.boot_id, self.pid_namespace) == (here.host, here.boot_id, here.pid_namespace)
+        if not (same_machine and self.boot_id and self.pid_namespace and self.started):
+            return False
+        return _start_of(self.pid) != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One writer's claim to a run. ``time_s`` is that writer's clock, for people only."""
+
+    generation: int
+    owner: str
+    process: Process
+    time_s: float
+
+    @property
+    def key(self) -> str:
+        """Where it lies in the run."""
+        return f"{OWNERS}{self.generation:06d}-{self.owner}.json"
+
+    @property
+    def closed_key(self) -> str:
+        """The object that says its owner has finished."""
+        return f"{OWNERS}{self.generation:06d}-{self.owner}.closed"
+
+    def to_bytes(self) -> bytes:
+        """JSON with a checksum over itself."""
+        process = self.process
+        return seal(
+            {
+                "format": "stagekit-owner",
+                "version": 1,
+                "generation": self.generation,
+                "owner": self.owner,
+                "host": process.host,
+                "boot_id": process.boot_id,
+                "pid_namespace": process.pid_namespace,
+                "pid": process.pid,
+                "started": process.started,
+                "time_s": round(self.time_s, 3),
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, source: str) -> Lease:
+        """Parse strictly. Raises ``ManifestError`` naming ``source``."""
+        values = unseal(data, "stagekit-owner", 1, source=source)
+        try:
+            process = Process(
+                str(values["host"]), str(values["boot_id"]), str(values["pid_namespace"]), int(values["pid"]), str(values["started"])
+            )
+            return cls(int(values["generation"]), str(values["owner"]), process, float(values["time_s"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ManifestError(f"{source}: it does not say who owns the run ({error})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """What ``owners/`` shows now: the newest ``(generation, owner)``, whether it has finished, and the highest generation in any name."""
+
+    newest: tuple[int, str] | None
+    closed: bool
+    highest: int
+
+
+def look(store: Store) -> Owners:
+    """Ask the store who owns the run at ``store``. Raises the store's errors: not seeing is never taken for nobody."""
+    records: list[tuple[int, str]] = []
+    closed: set[tuple[int, str]] = set()
+    highest = 0
+    for info in store.list(OWNERS):
+        name = info.key.removeprefix(OWNERS)
+        if match := _RECORD.fullmatch(name):
+            records.append((int(match[1]), match[2]))
+        elif match := _CLOSED.fullmatch(name):
+            closed.add((int(match[1]), match[2]))
+        else:
+            match = _CLAIM.fullmatch(name)
+        if match:
+            highest = max(highest, int(match[1]))
+    newest = max(records, default=None)
+    return Owners(newest, newest in closed, highest)
+
+
+def read_lease(store: Store, generation: int, owner: str) -> Lease:
+    """The record of one writer. Raises ``NotFound`` or ``ManifestError``."""
+    key = f"{OWNERS}{generation:06d}-{owner}.json"
+    return Lease.from_bytes(bytes(store.get(key)), source=str(store.location / key))
+
+
+def take(store: Store, owner: str, process: Process, *, clock: Callable[[], float]) -> tuple[Lease, Lease | None]:
+    """Become the newest owner of the run. Returns the lease, and the one that was newest before when its owner had not finished.
+
+    Where conditional create is proven, no two callers get the same generation. Elsewhere, of two that took one at the same time, the
+    one that sees the other with a greater name takes another. After a failure there may be a record of a generation nobody uses.
+    """
+    before: Lease | None = None
+    for round in range(_ROUNDS):
+        owners = look(store)
+        if round == 0 and owners.newest is not None and not owners.closed:
+            before = read_lease(store, *owners.newest)
+        lease = Lease(owners.highest + 1, owner, process, clock())
+        if store.conditional_create():
+            try:
+                store.put(f"{OWNERS}{lease.generation:06d}.claim", owner.encode(), if_absent=True)
+            except Conflict:
+                continue
+        put_object(store, lease.key, lease.to_bytes())
+        if look(store).newest == (lease.generation, lease.owner):
+            return lease, before
+    raise CheckpointError(
+        f"taking the run {store.location}: other writers took it {_ROUNDS} times in a row; stop the other trainings that use this run's URL"
+    )
+
+
+def check(store: Store, lease: Lease) -> None:
+    """Nothing while ``lease`` is the newest. Raises ``Fenced``, naming who has taken over, when it is not."""
+    newest = look(store).newest
+    if newest is None or newest <= (lease.generation, lease.owner):
+        return
+    try:
+        who = f"{read_lease(store, *newest).process}"
+    except ManifestError:
+        who = f"owner {newest[1]}"
+    raise Fenced(
+        f"the run {store.location} was taken over by {who} (generation {newest[0]}, ours is {lease.generation}); nothing more is written "
+        "from here and the local copies are kept. Stop one of the two trainings, or give this one a run of its own"
+    )
+
+
+def close(store: Store, lease: Lease) -> None:
+    """Say that the owner of ``lease`` has finished, so that the next one is not warned. Failing to say so does no harm but the warning."""
+    put_object(store, lease.closed_key, b"")
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return Path("/proc/self/ns/pid").readlink().name
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> str | None:
+    """When ``pid`` started, in the kernel's ticks; ``None`` when there is no such process, or one that has ended and was not collected."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # behind the program's name, which may hold spaces and brackets
+    return None if fields[0] in ("Z", "X") else fields[19]
