@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..errors import MissingExtra
 
+SAMPLES = 1797
 TRAIN = 1440  # a multiple of the trainer's batch of 32, so that an epoch drops no tail
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..testing.daemon import Daemon
 
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE", "OMP_NUM_THREADS")
+
+# Not -m: the program of this name on PATH may be another one.
+_STAGEKIT = "import sys; from stagekit.cli import main; sys.exit(main())"
 
 
 class Machine:
@@ -38,12 +41,8 @@ class Machine:
 
     def start(self, script: Path, *arguments: str) -> None:
         """Copy ``script`` to this machine and start it there, with its output in ``console.log``."""
-        here = Path(shutil.copy(script, self.home))
-        self._process = Daemon([sys.executable, str(here), *arguments], self._console, env=self.environ, cwd=self.work)
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.running
+        copied = str(shutil.copy(script, self.home))
+        self._process = self._daemon([copied, *arguments], self._console)
 
     @property
     def exit_code(self) -> int | None:
@@ -64,9 +63,25 @@ class Machine:
 
     def call(self, *command: str) -> tuple[int, str]:
         """Run one ``stagekit`` command to its end on this machine. Returns its exit code and what it printed."""
-        argv = [sys.executable, "-m", "stagekit", *command]
-        done = subprocess.run(argv, env=self.environ, cwd=self.work, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
+        log = self.directory / f"stagekit-{command[0]}.log"
+        with self._daemon(["-c", _STAGEKIT, *command], log) as process:
+            code = process.wait()
+        return code, log.read_text(errors="replace").rstrip("\n")
+
+    def _daemon(self, arguments: list[str], log: Path) -> Daemon:
+        return Daemon([sys.executable, *arguments], log, env=self.environ, cwd=self.work)
+
+    def freeze(self) -> None:
+        """Let nothing on this machine happen for a while."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Go on after ``freeze()``."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.running:
+            os.kill(self._process.pid, number)
 
     def throw_away(self) -> None:
         """What a provider does: the power goes, and the disk with it."""
