@@ -33,6 +33,7 @@ Where Python already has a word for what happened, the class is that as well, so
     ├── StateMismatch                       a loader state that belongs to other data or another order
     ├── StallTimeout (TimeoutError)         no data for longer than the caller wants to wait
     ├── CheckpointError                     saving or restoring a run's state
+    │   ├── DamagedCheckpoint               a committed checkpoint whose files are not what its manifest says
     │   ├── NoValidCheckpoint               checkpoints exist and none is whole
     │   ├── UploadFailed                    a checkpoint that did not reach the bucket
     │   └── Fenced                          another machine has taken the run over
@@ -192,6 +193,10 @@ class StallTimeout(StagekitError, TimeoutError):
 
 class CheckpointError(StagekitError):
     """Saving or restoring a run's state."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A committed checkpoint whose files are not what its manifest says. The message names the file and what differs."""
 
 
 class NoValidCheckpoint(CheckpointError):

@@ -30,7 +30,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from ..config import StoreConfig, home_directory
 from ..errors import CheckpointError, ManifestError, OutOfSpace, SourceError, UsageError

@@ -1,0 +1,128 @@
+"""Which checkpoints a run has, newest first, as its bucket tells it. Nothing here writes.
+
+"Cannot tell" is never "none": a refusal, a time-out or a missing bucket is raised, and only a listing that succeeded and showed nothing
+means a new run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..errors import CheckpointError, DamagedCheckpoint, ManifestError, NotFound, NoValidCheckpoint
+from ..progress import Message, Subscriber, ignore
+from ..store.base import Store
+from .layout import CHECKPOINTS, Checkpoint, CheckpointManifest, CheckpointName, Selector
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything below ``checkpoints/``, newest first: committed ones, manifests that cannot be read, attempts without a manifest."""
+
+    checkpoints: tuple[Checkpoint, ...]
+    damaged: tuple[tuple[CheckpointName, ManifestError], ...]
+    uncommitted: tuple[CheckpointName, ...]
+
+
+def attempts(store: Store) -> list[CheckpointName]:
+    """All attempts, committed or not, newest first."""
+    names = (CheckpointName.parse(folder.removeprefix(CHECKPOINTS)) for folder in store.children(CHECKPOINTS).folders)
+    return sorted((name for name in names if name is not None), reverse=True)
+
+
+def read(store: Store, name: CheckpointName) -> Checkpoint:
+    """The checkpoint called ``name``. Raises ``NotFound`` when it was never committed, ``ManifestError`` when its manifest is damaged."""
+    where = str(store.location / name.manifest_key)
+    manifest = CheckpointManifest.from_bytes(bytes(store.get(name.manifest_key)), source=where)
+    if manifest.name != name:
+        raise ManifestError(f"{where} is the manifest of {manifest.name}; it was moved or copied to a wrong place")
+    return Checkpoint(manifest, str(store.location / str(name.folder)))
+
+
+def read_all(store: Store) -> Catalog:
+    """Every checkpoint of the run at ``store``."""
+    checkpoints: list[Checkpoint] = []
+    damaged: list[tuple[CheckpointName, ManifestError]] = []
+    uncommitted: list[CheckpointName] = []
+    for name in attempts(store):
+        try:
+            checkpoints.append(read(store, name))
+        except NotFound:
+            uncommitted.append(name)
+        except ManifestError as error:
+            damaged.append((name, error))
+    return Catalog(tuple(checkpoints), tuple(damaged), tuple(uncommitted))
+
+
+def confirm(store: Store, checkpoint: Checkpoint) -> None:
+    """Nothing when every file is there with the size its manifest says. Raises ``DamagedCheckpoint`` naming the first that is not."""
+    for record in checkpoint.files:
+        key = record.key(checkpoint.name)
+        try:
+            size = store.head(key).size
+        except NotFound:
+            raise DamagedCheckpoint(f"step {checkpoint.step}: {store.location / key} is missing") from None
+        if size != record.bytes:
+            raise DamagedCheckpoint(f"step {checkpoint.step}: {store.location / key} has {size} bytes, its manifest says {record.bytes}")
+
+
+def latest(store: Store, *, on_event: Subscriber = ignore) -> Checkpoint | None:
+    """The newest checkpoint whose manifest parses and whose files have the right sizes; ``None`` for a run that has none.
+
+    A damaged one is told to ``on_event`` and passed over. Raises ``NoValidCheckpoint`` when there are checkpoints and all are damaged.
+    """
+    rejected = None
+    for name in attempts(store):
+        try:
+            checkpoint = read(store, name)
+            confirm(store, checkpoint)
+            return checkpoint
+        except NotFound:
+            continue
+        except (ManifestError, DamagedCheckpoint) as error:
+            rejected = error
+            on_event(Message(f"{error}; this checkpoint is passed over, the next older one is looked at", "warning"))
+    if rejected is not None:
+        raise NoValidCheckpoint(f"{store.location} has checkpoints and none of them is whole; the last one looked at: {rejected}")
+    return None
+
+
+def candidates(store: Store, selector: Selector, *, best: tuple[str, str] | None = None) -> list[CheckpointName]:
+    """What ``selector`` means, first choice first: all attempts for ``"latest"``, those of one step, or all by the metric ``best``.
+
+    ``best`` is ``(metric, "min" | "max")``; without it the newest manifest that names one decides. A checkpoint without that metric, or
+    with NaN, is never best. Raises ``CheckpointError`` when a step or a metric is asked for that no checkpoint has.
+    """
+    if selector == "latest":
+        return attempts(store)
+    if selector == "best":
+        return [checkpoint.name for checkpoint in _by_metric(store, best)]
+    found = [name for name in attempts(store) if name.step == selector]
+    if not found:
+        steps = sorted({name.step for name in attempts(store)})
+        told = f"it has {', '.join(map(str, steps[-10:]))}" if steps else "it has no checkpoint at all"
+        raise CheckpointError(f"{store.location} has no checkpoint of step {selector}; {told}")
+    return found
+
+
+def _by_metric(store: Store, best: tuple[str, str] | None) -> list[Checkpoint]:
+    checkpoints = read_all(store).checkpoints
+    rule = best or next((one.manifest.best for one in checkpoints if one.manifest.best is not None), None)
+    if rule is None:
+        known = sorted({name for one in checkpoints for name in one.metrics})
+        raise CheckpointError(
+            f"{store.location} does not say which metric is the best one to go by; give the Run keep_best=(metric, 'min' or 'max', how many)"
+            + (f". Its metrics are {', '.join(known)}" if known else ". It has no metrics")
+        )
+    ranked = rank(checkpoints, rule)
+    if not ranked:
+        raise CheckpointError(f"{store.location} has no checkpoint with a number for the metric {rule[0]!r}")
+    return ranked
+
+
+def rank(checkpoints: tuple[Checkpoint, ...], rule: tuple[str, str]) -> list[Checkpoint]:
+    """Checkpoints that have the metric as a number, best first; of equals the newer first."""
+    metric, mode = rule
+    known = [one for one in checkpoints if not math.isnan(one.metrics.get(metric, math.nan))]
+    sign = 1 if mode == "min" else -1
+    return sorted(sorted(known, key=lambda one: one.name, reverse=True), key=lambda one: sign * one.metrics[metric])

@@ -1,0 +1,155 @@
+"""A checkpoint back on local disk: the newest whole one, every hash checked, there completely or not at all. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import (
+    BadDigest,
+    CheckpointError,
+    Conflict,
+    DamagedCheckpoint,
+    InvalidReply,
+    ManifestError,
+    NotFound,
+    NoValidCheckpoint,
+    OutOfSpace,
+    UsageError,
+)
+from ..progress import Message, Progress, Stage, Subscriber, ignore
+from ..store.base import Store
+from ..transfer.fetch import fetch_file
+from ..units import format_size
+from . import catalog
+from .layout import Checkpoint, Selector
+
+_FIRST_MTIME_NS = 1_577_836_800 * 10**9  # 2020-01-01: before anything that a trainer writes from now on
+_STEP_NS = 10**6
+
+
+def restore(
+    store: Store,
+    directory: Path,
+    selector: Selector = "latest",
+    *,
+    strict: bool = False,
+    best: tuple[str, str] | None = None,
+    threads: int = 8,
+    on_event: Subscriber = ignore,
+) -> Checkpoint | None:
+    """Put the checkpoint that ``selector`` means into ``directory``, which must be empty or missing. ``None`` for a run that has none.
+
+    Newest means highest (generation, step). One that turns out damaged is told to ``on_event`` as a warning, naming the file and the
+    hashes, and the next older one is taken; ``strict`` stops instead. A step that was asked for by number is never replaced by another.
+    Raises ``NoValidCheckpoint`` when there are checkpoints and none is whole, ``CheckpointError`` for a step or metric nobody saved,
+    ``UsageError`` for a target with something in it, ``OutOfSpace`` before a byte is fetched when it would not fit, and the store's
+    errors when it cannot be told what there is. After any of them ``directory`` is as it was.
+    """
+    refuse_target(directory)
+    rejected: Exception | None = None
+    for name in catalog.candidates(store, selector, best=best):
+        try:
+            checkpoint = catalog.read(store, name)
+            restore_checkpoint(store, checkpoint, directory, threads=threads, on_event=on_event)
+        except (ManifestError, DamagedCheckpoint) as error:
+            if strict:
+                raise
+            rejected = error
+            on_event(Message(f"{error}; this checkpoint is rejected, the next older one is taken", "warning"))
+        except NotFound:
+            continue  # an attempt that was never committed
+        else:
+            return checkpoint
+    if rejected is not None:
+        raise NoValidCheckpoint(
+            f"{store.location} has checkpoints and none of those asked for ({selector}) is whole; the last one looked at: {rejected}"
+        ) from rejected
+    if isinstance(selector, int):
+        raise CheckpointError(f"{store.location}: step {selector} was begun and never committed; take another one")
+    return None
+
+
+def restore_checkpoint(store: Store, checkpoint: Checkpoint, directory: Path, *, threads: int = 8, on_event: Subscriber = ignore) -> None:
+    """Fetch all files of ``checkpoint`` into ``directory`` (empty or missing), compare every sha-256, then make them visible at once.
+
+    Modification times follow the step, since trainers rotate checkpoints by them. Raises ``DamagedCheckpoint`` naming the first file that
+    is missing or differs, ``UsageError`` for a target with something in it, and ``OutOfSpace``. After any error the target is as it was.
+    """
+    refuse_target(directory)
+    directory = directory.absolute()
+    _check_space(checkpoint, directory)
+    partial = directory.with_name(f".{directory.name}.{os.getpid()}.restoring")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    task, total, done = f"restoring step {checkpoint.step}", checkpoint.size_bytes, 0
+
+    def count(arrived: int) -> None:
+        nonlocal done
+        done += arrived
+        on_event(Progress(task, done, total))
+
+    try:
+        mtime_ns = _FIRST_MTIME_NS + checkpoint.step * _STEP_NS
+        for record in checkpoint.files:
+            target = partial / record.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            key = record.key(checkpoint.name)
+            try:
+                fetch_file(store, key, target, size=record.bytes, sha256=record.sha256, threads=threads, on_bytes=count)
+            except NotFound as error:
+                raise DamagedCheckpoint(f"step {checkpoint.step} of {store.location} is damaged: {key} is missing") from error
+            except (BadDigest, Conflict) as error:
+                raise DamagedCheckpoint(f"step {checkpoint.step} of {store.location} is damaged: {error}") from error
+            except InvalidReply as error:
+                if error.transient:
+                    raise
+                raise DamagedCheckpoint(f"step {checkpoint.step} of {store.location} is damaged: {error}") from error
+            on_event(Stage("restore.file-fetched", f"{checkpoint.step}/{record.path}"))
+        for item in sorted(partial.rglob("*"), reverse=True):
+            os.utime(item, ns=(mtime_ns, mtime_ns))
+        os.utime(partial, ns=(mtime_ns, mtime_ns))
+        _reveal(partial, directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    on_event(Progress(task, total, total, finished=True))
+
+
+def refuse_target(directory: Path) -> None:
+    """Nothing when ``directory`` is missing or empty. Raises ``UsageError``: restoring never mixes with what is there."""
+    if directory.is_dir():
+        if first := next(directory.iterdir(), None):
+            raise UsageError(f"restoring into {directory}: it is not empty (it holds {first.name}); give a new directory")
+    elif os.path.lexists(directory):
+        raise UsageError(f"restoring into {directory}: it is no directory; give a new one")
+
+
+def _check_space(checkpoint: Checkpoint, directory: Path) -> None:
+    existing = next(parent for parent in (directory, *directory.parents) if parent.is_dir())
+    free = shutil.disk_usage(existing).free
+    if free < checkpoint.size_bytes:
+        raise OutOfSpace(
+            f"restoring step {checkpoint.step} into {directory}: it needs {format_size(checkpoint.size_bytes)} and the disk has "
+            f"{format_size(free)} free; free some, or give a directory on another disk"
+        )
+
+
+def _reveal(partial: Path, directory: Path) -> None:
+    """One rename where the target can be replaced; a mount point or the current directory keeps its inode, so its children are moved."""
+    try:
+        partial.rename(directory)
+    except OSError:
+        if not directory.is_dir():
+            raise
+        moved: list[Path] = []
+        try:
+            for child in sorted(partial.iterdir()):
+                shutil.move(child, directory / child.name)
+                moved.append(directory / child.name)
+        except BaseException:
+            for child in moved:
+                with suppress(OSError):
+                    shutil.rmtree(child) if child.is_dir() else child.unlink()
+            raise
