@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..config import StoreConfig
+from ..progress import Message
 from ..units import format_duration
 from .exits import Exit
 from .options import Printer, store_options
@@ -35,7 +36,9 @@ def command(url: str | None, keep: bool, directory: Path, store: StoreConfig, pr
     try:
         result = show(url, directory, keep=keep, store=None if url is None else store, tell=printer.data, on_event=printer.on_event)
     except KeyboardInterrupt:
-        raise click.Abort from None
+        left = f"{directory} is gone" if url is None else f"what was written below {url} stays; remove it before the next demo there"
+        printer.on_event(Message(f"interrupted; every process of the demo has ended, and {left}", "error"))
+        return Exit.INTERRUPTED
     summary = [
         f"held-out accuracy   {result.accuracy:.4f}",
         f"resumed at          epoch {result.resumed_epoch}, sample {result.resumed_sample:,}",
