@@ -1,0 +1,568 @@
+"""Tar archives: USTAR when writing, anything WebDataset users have when reading, and strict in both.
+
+``docs/format.md`` section 3 is the specification. There are three readers for three jobs, with one grammar:
+
+- ``samples`` takes a block that was compared with its digest, and is the hot path of training,
+- ``members`` takes the same and tells where everything lies,
+- ``ArchiveReader`` takes a whole archive as a stream, in constant memory, and also checks how it ends.
+
+Python's ``tarfile`` is not used: in stream mode it ends without an error on an archive cut between members, on a flipped bit in a
+later header, and after the first of two archives in one file.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from ..errors import CorruptShard, DuplicateKey, KeyNotAllowed
+from .sample import check_member, cut_name, is_meta, split_name
+
+Data = bytes | bytearray | memoryview
+
+RECORD = 512
+END = bytes(2 * RECORD)
+LARGEST_MEMBER = 8**11 - 1
+LARGEST_EXTENSION = 2**20
+
+_ZEROS = bytes(RECORD)
+_PADDINGS = tuple(bytes(size) for size in range(RECORD))
+_OWNER = b"0000644\0" + b"0000000\0" * 2
+_MTIME = b"00000000000\0"
+# Everything behind the checksum of a header whose name needs no prefix: type, link name, magic, version, owners, devices, prefix.
+_TAIL = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
+_FIXED_SUM = sum(_OWNER) + sum(_MTIME) + sum(_TAIL) + 8 * 0x20
+_USTAR = b"ustar\x0000"
+_GNU = b"ustar  \0"
+
+Kind = Literal["file", "directory", "hard link", "symbolic link", "device", "fifo", "sparse file", "other"]
+_KINDS: dict[bytes, Kind] = {
+    b"0": "file",
+    b"\0": "file",
+    b"7": "file",
+    b"1": "hard link",
+    b"2": "symbolic link",
+    b"3": "device",
+    b"4": "device",
+    b"5": "directory",
+    b"6": "fifo",
+    b"S": "sparse file",
+    b"D": "other",
+    b"V": "other",
+}
+
+
+def padding(size: int) -> bytes:
+    """The NULs behind a payload of ``size`` bytes."""
+    return _PADDINGS[-size % RECORD]
+
+
+def member_bytes(name: str, size: int) -> int:
+    """Bytes that a member takes in a shard: header, payload, padding. Raises like ``header``."""
+    check_member(name)
+    _check_size(name, size)
+    return RECORD + size + -size % RECORD
+
+
+def header(name: str, size: int) -> bytes:
+    """The 512 bytes in front of a payload of ``size`` bytes.
+
+    Raises ``KeyNotAllowed`` for a name that ``check_member`` refuses and for a payload of 8 GiB or more, showing the name.
+    """
+    check_member(name)
+    return member_header(name, size)
+
+
+def member_header(name: str, size: int) -> bytes:
+    """``header`` for a name that was checked already."""
+    _check_size(name, size)
+    encoded = name.encode()
+    if len(encoded) <= 100:
+        start = encoded.ljust(100, b"\0")
+        tail = _TAIL
+        total = _FIXED_SUM
+    else:
+        parts = cut_name(encoded)
+        if parts is None:
+            raise KeyNotAllowed(f"a shard cannot hold {name!r}: USTAR has no room for {len(encoded)} bytes. Rename it, or leave it out")
+        start = parts[1].ljust(100, b"\0")
+        tail = _TAIL[:189] + parts[0].ljust(155, b"\0") + bytes(12)
+        total = _FIXED_SUM + sum(parts[0])
+    digits = b"%011o\0" % size
+    total += _sum(start) + sum(digits)
+    return b"".join((start, _OWNER, digits, _MTIME, b"%06o\0 " % total, tail))
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > LARGEST_MEMBER:
+        raise KeyNotAllowed(
+            f"a shard cannot hold {name!r}: it has {size:,} bytes, and a USTAR member ends at 8 GiB. Split it, or leave it out"
+        )
+    if size < 0:
+        raise ValueError(f"{name!r}: a size of {size} bytes")
+
+
+def _sum(data: bytes) -> int:
+    """The sum of up to 512 bytes: the low half of an Adler-32 is 1 + that sum modulo 65,521, which 512 × 127 (ASCII) never reaches."""
+    return (zlib.adler32(data) & 0xFFFF) - 1 if data.isascii() else sum(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A regular file in an archive. ``offset`` is where its first header starts, ``data_offset`` where its ``size`` bytes start."""
+
+    name: str
+    offset: int
+    size: int
+    data_offset: int
+
+    @property
+    def end(self) -> int:
+        """Where the next header starts."""
+        return self.data_offset + self.size + -self.size % RECORD
+
+
+def corrupt(source: str, offset: int, expected: str, found: str) -> CorruptShard:
+    """The error for ``source`` being something else at ``offset``."""
+    return CorruptShard(
+        f"{source} is damaged at offset {offset}: expected {expected}, found {found}. "
+        "Fetch it again; if it stays so, publish this shard again from its source"
+    )
+
+
+class _Cursor(Protocol):
+    """A position in an archive that only moves forward."""
+
+    source: str
+
+    @property
+    def offset(self) -> int: ...
+
+    def read(self, size: int, expected: str) -> bytes:
+        """Exactly ``size`` bytes (at most ``LARGEST_EXTENSION`` + padding), or ``CorruptShard``."""
+
+    def skip(self, size: int, expected: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One member with its extended headers read; the cursor is where its payload starts."""
+
+    name: bytes
+    kind: Kind
+    size: int
+    offset: int
+
+
+def _number(field: bytes, source: str, offset: int, what: str) -> int:
+    """A tar number: octal digits, padded by blanks in front, ended by NULs and blanks; or base 256 when the first bit is set."""
+    if field[0] & 0x80:
+        negative = bool(field[0] & 0x40)
+        value = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+        if negative:
+            raise corrupt(source, offset, f"a {what} of zero or more", "a negative one")
+        if value >= 2**63:
+            raise corrupt(source, offset, f"a {what} below 2^63", f"{value}")
+        return value
+    digits = field.lstrip(b" ").rstrip(b" \0")
+    if not digits:
+        return 0
+    if not digits.isdigit() or b"8" in digits or b"9" in digits:
+        raise corrupt(source, offset, f"a {what} in octal", repr(field))
+    return int(digits, 8)
+
+
+def _check_header(head: bytes, source: str, offset: int) -> None:
+    """Refuse ``head`` unless its checksum and its magic are right."""
+    stored = _number(head[148:156], source, offset + 148, "header checksum")
+    counted = _sum(head) - sum(head[148:156]) + 8 * 0x20
+    if stored != counted:
+        if head == _ZEROS:
+            raise corrupt(source, offset, "a member's header", "512 NUL bytes (an end block)")
+        raise corrupt(source, offset, f"a header whose bytes add up to its checksum {stored}", f"a sum of {counted}")
+    magic = head[257:265]
+    if magic not in (_USTAR, _GNU):
+        raise corrupt(source, offset + 257, "the magic of a USTAR or GNU header", repr(magic))
+
+
+def _entry(cursor: _Cursor, head: bytes, first: int) -> _Entry:
+    """The member whose first header is ``head``, read by ``cursor`` at offset ``first``."""
+    source = cursor.source
+    long_name: bytes | None = None
+    extended: dict[bytes, bytes] = {}
+    offset = first
+    while True:
+        _check_header(head, source, offset)
+        kind = head[156:157]
+        size = _number(head[124:136], source, offset + 124, "size")
+        if kind in b"xgXLK":
+            data = _extension(cursor, size, offset)
+            if kind == b"L":
+                long_name = data.rstrip(b"\0")
+            elif kind in b"xX":
+                extended = _pax_records(data, source, offset + RECORD)
+            elif kind == b"g":
+                unwanted = sorted({b"path", b"size"} & _pax_records(data, source, offset + RECORD).keys())
+                if unwanted:
+                    raise corrupt(source, offset, "a global header that names no member", f"one that sets {unwanted[0].decode()!r}")
+            offset = cursor.offset
+            head = cursor.read(RECORD, "the header that an extended header announces")
+            continue
+        break
+    found = _KINDS.get(kind)
+    if found is None:
+        raise corrupt(source, offset + 156, "a known member type", repr(kind))
+    if b"size" in extended:
+        size = _pax_size(extended[b"size"], source, offset)
+    if b"path" in extended:
+        name = extended[b"path"]
+    elif long_name is not None:
+        name = long_name
+    else:
+        name = head[:100].partition(b"\0")[0]
+        prefix = head[345:500].partition(b"\0")[0] if head[257:265] == _USTAR else b""
+        if prefix:
+            name = prefix + b"/" + name
+    if not name:
+        raise corrupt(source, offset, "a member's name", "an empty one")
+    if any(record.startswith(b"GNU.sparse.") for record in extended):
+        found = "sparse file"
+    elif found == "file" and name.endswith(b"/"):
+        found = "directory"  # archives older than USTAR's directory type
+    if kind == b"S" and head[482]:
+        # GNU continues a long list of holes in extra records that the size does not count.
+        while cursor.read(RECORD, "a sparse file's next list of holes")[504]:
+            pass
+    if found not in ("file", "sparse file", "other"):
+        size = 0  # links, devices and directories have no payload, whatever their size says
+    return _Entry(name, found, size, first)
+
+
+def _extension(cursor: _Cursor, size: int, offset: int) -> bytes:
+    # Checked before anything is read: a forged length must not make us allocate.
+    if size > LARGEST_EXTENSION:
+        raise corrupt(cursor.source, offset, f"an extended header of at most {LARGEST_EXTENSION} bytes", f"{size} bytes")
+    data = cursor.read(size, "an extended header's bytes")
+    _check_padding(cursor.read(-size % RECORD, "an extended header's padding"), cursor.source, offset + RECORD + size)
+    return data
+
+
+def _check_padding(data: Data, source: str, offset: int) -> None:
+    if data != _ZEROS[: len(data)]:
+        raise corrupt(source, offset, "NUL bytes up to the next record", "other bytes")
+
+
+def _pax_records(data: bytes, source: str, offset: int) -> dict[bytes, bytes]:
+    """``length key=value\\n`` records, where the length counts the whole record."""
+    records: dict[bytes, bytes] = {}
+    at = 0
+    while at < len(data):
+        blank = data.find(b" ", at, at + 20)
+        digits = data[at:blank] if blank > 0 else b""
+        end = at + int(digits) if digits.isdigit() else -1
+        if not blank < end <= len(data) or data[end - 1 : end] != b"\n":
+            raise corrupt(source, offset + at, "an extended header's record 'length key=value'", repr(data[at : at + 30]))
+        key, equals, value = data[blank + 1 : end - 1].partition(b"=")
+        if not equals:
+            raise corrupt(source, offset + at, "an extended header's record 'length key=value'", repr(data[at : at + 30]))
+        records[key] = value
+        at = end
+    return records
+
+
+def _pax_size(value: bytes, source: str, offset: int) -> int:
+    if not value.isdigit() or len(value) > 19 or int(value) >= 2**63:
+        raise corrupt(source, offset, "a size below 2^63 in the extended header", repr(value[:30]))
+    return int(value)
+
+
+def _text(name: bytes, source: str, offset: int) -> str:
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        shown = name.decode(errors="backslashreplace")
+        raise KeyNotAllowed(
+            f"{source} holds a member at offset {offset} whose name is not UTF-8: {shown!r}. Pack it again under another name"
+        ) from None
+    if "\0" in text:
+        raise corrupt(source, offset, "a name without NUL bytes", repr(text))
+    return text
+
+
+class _BufferCursor:
+    """A cursor over bytes in memory. ``base`` is where they lie in their shard, for messages."""
+
+    __slots__ = ("_at", "_base", "_data", "source")
+
+    def __init__(self, data: Data, at: int, source: str, base: int) -> None:
+        self._data = data
+        self._at = at
+        self._base = base
+        self.source = source
+
+    @property
+    def offset(self) -> int:
+        return self._at + self._base
+
+    def read(self, size: int, expected: str) -> bytes:
+        end = self._at + size
+        if end > len(self._data):
+            raise corrupt(self.source, self.offset, expected, f"the end of the data after {len(self._data) - self._at} of {size} bytes")
+        found = bytes(self._data[self._at : end])
+        self._at = end
+        return found
+
+    def skip(self, size: int, expected: str) -> None:
+        end = self._at + size
+        if end > len(self._data):
+            raise corrupt(self.source, self.offset, expected, f"the end of the data after {len(self._data) - self._at} of {size} bytes")
+        self._at = end
+
+    def pass_payload(self, entry: _Entry) -> None:
+        """Pass over the payload and its padding, and check the latter."""
+        self.skip(entry.size, f"the {entry.size} bytes of {entry.name!r}")
+        offset = self.offset
+        _check_padding(self.read(-entry.size % RECORD, "the padding behind a member"), self.source, offset)
+
+
+def members(buffer: Data, *, source: str, base: int = 0) -> Iterator[Member]:
+    """The regular files in ``buffer``, which holds whole members and nothing else (a block), in order.
+
+    Offsets are those of the shard: ``base`` is where the buffer lies in it. Members of another kind are passed over; whoever indexed
+    the shard reported them. Raises ``CorruptShard`` naming ``source``, the offset, what was expected and what was found.
+    """
+    data = _flat(buffer)
+    end = len(data)
+    at = 0
+    while at < end:
+        cursor = _BufferCursor(data, at, source, base)
+        entry = _entry(cursor, cursor.read(RECORD, "a member's header"), at + base)
+        data_offset = cursor.offset
+        cursor.pass_payload(entry)
+        at = cursor.offset - base
+        if entry.kind == "file":
+            yield Member(_text(entry.name, source, entry.offset), entry.offset, entry.size, data_offset)
+
+
+def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, Any]]:
+    """The samples in ``buffer``, which holds whole samples and nothing else (a block): ``{"__key__": key, field: bytes, …}``.
+
+    Each field is copied once, so that a sample stays valid when the buffer is reused. Raises ``CorruptShard`` like ``members``, and
+    ``DuplicateKey`` when a sample has a field twice. The samples in front of the damage are yielded first; a buffer that was compared
+    with its digest has none.
+    """
+    data = _flat(buffer)
+    end = len(data)
+    at = 0
+    current = b""
+    sample: dict[str, Any] = {}
+    fields, sums, paddings, adler32 = _fields, _sums, _PADDINGS, zlib.adler32
+    while at < end:
+        head = bytes(data[at : at + 512])
+        digits = head[124:135]
+        # A member as this package writes it: everything behind the checksum is one constant, the size is octal, the bytes add up.
+        # Whatever differs in any way goes to the full grammar, which accepts it or says what is wrong. An Adler-32 holds the exact sum
+        # here: 156 bytes of 255 and the constant stay below 65,521.
+        if (
+            head[156:] == _TAIL
+            and adler32(head) & 0xFFFF == (sums.get(head[148:156]) or _learn_sum(head[148:156]))
+            and digits.isdigit()
+            and b"8" not in digits
+            and b"9" not in digits
+            and head[135] == 0
+        ):
+            start = at + 512
+            stop = start + int(digits, 8)
+            following = stop + (at - stop & 511)
+            name_end = head.find(0, 0, 100)
+            name = head[:name_end] if name_end >= 0 else head[:100]
+            if following > end:
+                raise corrupt(source, base + start, f"{following - start} bytes of {name!r} and its padding", f"{end - start} bytes")
+            if following > stop and bytes(data[stop:following]) != paddings[following - stop]:
+                raise corrupt(source, base + stop, "NUL bytes up to the next record", "other bytes")
+        else:
+            cursor = _BufferCursor(data, at, source, base)
+            entry = _entry(cursor, cursor.read(RECORD, "a member's header"), at + base)
+            start = cursor.offset - base
+            stop = start + entry.size
+            cursor.pass_payload(entry)
+            following = cursor.offset - base
+            name = entry.name if entry.kind == "file" else b""
+        dot = name.find(b".", name.rfind(b"/") + 1)
+        key = name[:dot]
+        field = fields.get(name[dot + 1 :])
+        if key != current:
+            if field is None or dot <= 0 or name[dot - 1] == 0x2F or name[0] == 0x5F:
+                named = _named(name, source, base + at)
+                if named is None:
+                    at = following
+                    continue
+                text, field = named
+            else:
+                text = _text(key, source, base + at)
+            if sample:
+                yield sample
+            current = key
+            sample = {"__key__": text}
+        elif field is None or dot <= 0:
+            named = _named(name, source, base + at)
+            if named is None:
+                at = following
+                continue
+            field = named[1]
+        if field in sample:
+            raise DuplicateKey(
+                f"{source} holds the field {field!r} of the sample {sample['__key__']!r} twice, the second time at offset {base + at}; "
+                "publish it again with one of them"
+            )
+        sample[field] = bytes(data[start:stop])
+        at = following
+    if sample:
+        yield sample
+
+
+# Extensions seen before and the fields they are; a data set has a handful. Full caches are not emptied: the rest is computed again.
+_fields: dict[bytes, str] = {}
+# Checksum fields seen before, and the low half of the Adler-32 of a header that has them.
+_sums: dict[bytes, int] = {}
+_CACHE = 65536
+
+
+def _learn_sum(field: bytes) -> int:
+    """The low half of the Adler-32 of a header whose checksum field is ``field``; -1 when it isn't six octal digits, NUL, blank."""
+    digits = field[:6]
+    if field[6:] != b"\0 " or not digits.isdigit() or b"8" in digits or b"9" in digits:
+        return -1
+    low = int(digits, 8) - 8 * 0x20 + sum(field) + 1
+    if len(_sums) < _CACHE:
+        _sums[field] = low
+    return low
+
+
+def _named(name: bytes, source: str, offset: int) -> tuple[str, str] | None:
+    """Key and field of a member's name, or ``None`` for a member that is part of no sample."""
+    text = _text(name, source, offset)
+    parts = split_name(text)
+    if parts is None or is_meta(text):
+        return None
+    key, field = parts
+    if field.startswith("__"):
+        raise KeyNotAllowed(
+            f"{source} holds {text!r} at offset {offset}: {field!r} is a name of the sample itself. Pack it again under another name"
+        )
+    if len(_fields) < _CACHE:
+        _fields[name[len(key.encode()) + 1 :]] = field
+    return parts
+
+
+def _flat(buffer: Data) -> bytes | memoryview:
+    return buffer if isinstance(buffer, bytes) else memoryview(buffer).cast("B")
+
+
+class ArchiveReader:
+    """A whole archive as a stream: ``for member, payload in ArchiveReader(chunks, source=…)``, in constant memory.
+
+    ``chunks`` are the archive's bytes in order, cut anywhere. ``payload`` yields the member's bytes in pieces; what is left of it when
+    the next member is asked for is passed over. A piece may be a view of a chunk. When the iteration ends normally, every header and
+    all padding was right, the two end blocks were there, and nothing but NULs came behind them. Anything else raises ``CorruptShard``
+    naming ``source``, the offset, what was expected and what was found.
+
+    PAX headers and GNU's long names are understood. Members that are no regular files are not yielded but counted: ``skipped`` has
+    their number by kind, ``skipped_names`` the first name of each kind.
+
+    ``end`` is where the last member ends and ``offset`` how far the archive was read. ``on_bytes`` gets every byte of the archive in
+    order: a member's headers before it is yielded, its payload as it is read or passed over.
+    """
+
+    def __init__(self, chunks: Iterable[Data], *, source: str, on_bytes: Callable[[Data], object] | None = None) -> None:
+        self._cursor = _StreamCursor(chunks, source, on_bytes)
+        self.skipped: Counter[Kind] = Counter()
+        self.skipped_names: dict[Kind, str] = {}
+        self.end = 0
+
+    @property
+    def offset(self) -> int:
+        return self._cursor.offset
+
+    def __iter__(self) -> Iterator[tuple[Member, Iterator[Data]]]:
+        cursor = self._cursor
+        source = cursor.source
+        while True:
+            first = cursor.offset
+            head = cursor.read(RECORD, "a member's header or the first of two end blocks")
+            if head == _ZEROS:
+                break
+            entry = _entry(cursor, head, first)
+            if entry.kind == "file":
+                payload = cursor.pieces(entry.size, f"the {entry.size} bytes of {entry.name!r}")
+                yield Member(_text(entry.name, source, first), first, entry.size, cursor.offset), payload
+                for _ in payload:
+                    pass
+            else:
+                self.skipped[entry.kind] += 1
+                self.skipped_names.setdefault(entry.kind, entry.name.decode(errors="backslashreplace"))
+                cursor.skip(entry.size, f"the {entry.size} bytes of {entry.name!r}")
+            at = cursor.offset
+            _check_padding(cursor.read(-entry.size % RECORD, "the padding behind a member"), source, at)
+            self.end = cursor.offset
+        at = cursor.offset
+        if cursor.read(RECORD, "the second of two end blocks") != _ZEROS:
+            raise corrupt(source, at, "the second of two end blocks", "other bytes")
+        cursor.expect_nothing()
+
+
+class _StreamCursor:
+    """A cursor over chunks as they come."""
+
+    def __init__(self, chunks: Iterable[Data], source: str, on_bytes: Callable[[Data], object] | None) -> None:
+        self._chunks = iter(chunks)
+        self._chunk = memoryview(b"")
+        self._on_bytes = on_bytes
+        self.source = source
+        self._offset = 0
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+    def pieces(self, size: int, expected: str) -> Iterator[Data]:
+        left = size
+        while left:
+            if not self._chunk and not self._next_chunk():
+                raise corrupt(self.source, self.offset, expected, f"the end of the data after {size - left} bytes")
+            piece = self._chunk[:left]
+            self._chunk = self._chunk[left:]
+            left -= len(piece)
+            self._offset += len(piece)
+            if self._on_bytes is not None:
+                self._on_bytes(piece)
+            yield piece
+
+    def read(self, size: int, expected: str) -> bytes:
+        return b"".join(self.pieces(size, expected))
+
+    def skip(self, size: int, expected: str) -> None:
+        for _ in self.pieces(size, expected):
+            pass
+
+    def expect_nothing(self) -> None:
+        """Read to the end and refuse anything but NULs."""
+        while self._chunk or self._next_chunk():
+            piece, self._chunk = self._chunk, memoryview(b"")
+            data = bytes(piece)
+            if data.count(0) != len(data):
+                offset = self.offset + len(data) - len(data.lstrip(b"\0"))
+                raise corrupt(self.source, offset, "nothing behind the end blocks", "more data (an archive that was appended?)")
+            self._offset += len(data)
+            if self._on_bytes is not None:
+                self._on_bytes(data)
+
+    def _next_chunk(self) -> bool:
+        for chunk in self._chunks:
+            self._chunk = memoryview(chunk).cast("B")
+            if self._chunk:
+                return True
+        return False

@@ -1,0 +1,344 @@
+"""Side files of a shard: its block table and its sample index, and the builder that makes them while the shard's bytes pass by.
+
+``docs/format.md`` section 4 is the specification.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import xxhash
+
+from ..errors import CorruptShard, DuplicateKey, ManifestError, ShardError, SourceError
+from .archive import END, RECORD, Data, member_header, padding
+from .sample import member_name
+
+BLOCK_SIZE = 8 * 2**20
+
+_MAGIC = b"SKBLOCKS"
+_VERSION = 1
+_HEAD = struct.Struct("<8sII")
+_ENTRY = struct.Struct("<QQQQ16s")
+_DIGEST_BYTES = 16
+_LIMIT = 2**63
+
+
+def block_digest(data: Data) -> bytes:
+    """XXH3 with 128 bits of ``data``: what a block's bytes are compared with before anything of them is handed out."""
+    return xxhash.xxh3_128_digest(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A run of whole samples in a shard. ``first_sample`` counts within the shard; ``offset`` and ``size`` are bytes of the tar."""
+
+    first_sample: int
+    offset: int
+    size: int
+    samples: int
+    digest: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """The blocks of one shard, in order; they touch each other. Raises ``CorruptShard`` when they do not."""
+
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        _check_blocks(self.blocks, "a block table")
+
+    @property
+    def samples(self) -> int:
+        return self.blocks[-1].first_sample + self.blocks[-1].samples
+
+    @property
+    def block_samples(self) -> tuple[int, ...]:
+        return tuple(block.samples for block in self.blocks)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest block."""
+        return max(block.size for block in self.blocks)
+
+    @property
+    def end(self) -> int:
+        """Where the last block ends."""
+        return self.blocks[-1].end
+
+    def to_bytes(self) -> bytes:
+        """The content of a ``.blocks`` file."""
+        body = _HEAD.pack(_MAGIC, _VERSION, len(self.blocks)) + b"".join(
+            _ENTRY.pack(block.first_sample, block.offset, block.size, block.samples, block.digest) for block in self.blocks
+        )
+        return body + block_digest(body)
+
+    @classmethod
+    def from_bytes(cls, data: Data, *, source: str) -> BlockTable:
+        """Parse a ``.blocks`` file; everything ``docs/format.md`` 4.1 asks for is checked.
+
+        Raises ``ManifestError`` for a version this release does not read and ``CorruptShard`` for any other defect, naming ``source``.
+        """
+        raw = bytes(data)
+        if len(raw) < _HEAD.size + _DIGEST_BYTES or not raw.startswith(_MAGIC):
+            raise _broken(source, f"a block table, which starts with {_MAGIC.decode()}", f"{len(raw)} bytes that start with {raw[:8]!r}")
+        _, version, count = _HEAD.unpack_from(raw)
+        if version != _VERSION:
+            raise ManifestError(
+                f"{source} is a block table of version {version}, and this release reads version {_VERSION}; "
+                "install a release of Stagekit that knows it"
+            )
+        length = _HEAD.size + count * _ENTRY.size + _DIGEST_BYTES
+        if len(raw) != length:
+            raise _broken(source, f"{length} bytes for {count} blocks", f"{len(raw)} bytes")
+        body, stored = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
+        counted = block_digest(body)
+        if stored != counted:
+            raise _broken(source, f"the digest {stored.hex()} over its entries", counted.hex())
+        blocks = tuple(Block(*values) for values in _ENTRY.iter_unpack(body[_HEAD.size :]))
+        _check_blocks(blocks, source)
+        return cls(blocks)
+
+
+def _check_blocks(blocks: tuple[Block, ...], source: str) -> None:
+    if not blocks:
+        raise _broken(source, "at least one block", "none")
+    sample, offset = 0, blocks[0].offset
+    for number, block in enumerate(blocks):
+        if not 0 <= block.offset < _LIMIT or not 0 < block.samples < _LIMIT or block.size >= _LIMIT or block.size < block.samples * RECORD:
+            raise _broken(
+                source, f"at least one sample of {RECORD} bytes in block {number}", f"{block.samples} samples in {block.size} bytes"
+            )
+        if block.first_sample != sample or block.offset != offset:
+            raise _broken(
+                source,
+                f"block {number} to go on at sample {sample} and offset {offset}",
+                f"sample {block.first_sample} and offset {block.offset}",
+            )
+        if len(block.digest) != _DIGEST_BYTES:
+            raise _broken(source, f"a digest of {_DIGEST_BYTES} bytes in block {number}", f"{len(block.digest)}")
+        sample += block.samples
+        offset += block.size
+
+
+def _broken(source: str, expected: str, found: str) -> CorruptShard:
+    return CorruptShard(f"{source} is damaged: expected {expected}, found {found}. Fetch it again; if it stays so, publish the shard again")
+
+
+def index_to_bytes(offsets: Iterable[int]) -> bytes:
+    """The content of an ``.idx`` file: the samples' offsets, and last the end of the last member."""
+    numbers = array("Q", offsets)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def index_from_bytes(data: Data, *, source: str = "a sample index") -> list[int]:
+    """The offsets in an ``.idx`` file: one for each sample, and last the end. Raises ``CorruptShard`` naming ``source``."""
+    raw = bytes(data)
+    if len(raw) % 8 or len(raw) < 16:
+        raise _broken(source, "at least two numbers of 8 bytes each", f"{len(raw)} bytes")
+    numbers = array("Q", raw)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    for number, (before, after) in enumerate(pairwise(numbers)):
+        if before >= after or after >= _LIMIT:
+            raise _broken(source, f"ascending offsets, entry {number + 1} above {before}", f"{after}")
+    return numbers.tolist()
+
+
+class FieldTotals(NamedTuple):
+    """How many samples have a field, and the sum of its bytes."""
+
+    samples: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltShard:
+    """What is known of a shard when its last byte has passed: all that its manifest entry and its side files need."""
+
+    bytes: int
+    samples: int
+    sha256: str
+    table: BlockTable
+    index: builtins.bytes
+    fields: dict[str, FieldTotals]
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    """The block that samples are being added to."""
+
+    first_sample: int
+    offset: int
+    size: int = 0
+    samples: int = 0
+    hash: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
+
+    def close(self) -> Block:
+        return Block(self.first_sample, self.offset, self.size, self.samples, self.hash.digest())
+
+
+class ShardBuilder:
+    """A shard's bytes, made as its samples come, with everything that is known of them at the end.
+
+    ::
+
+        builder = ShardBuilder()
+        for key, fields in samples:
+            for piece in builder.sample(key, fields):
+                send(piece)
+        for piece in builder.finish():
+            send(piece)
+        builder.result.table.to_bytes()
+
+    The pieces in order are the shard. Small ones are collected, so a sample may yield nothing and a later one more; a payload's large
+    pieces are handed through without a copy, and must not change before the next piece is asked for. It does no I/O of its own. Each
+    generator must be exhausted; after an exception the shard is lost and the builder refuses to go on.
+    """
+
+    # Pieces below this are worth copying together: fewer, larger calls of hash and network.
+    _SMALL = 64 * 1024
+    _COLLECT = 1024 * 1024
+
+    def __init__(self, *, block_size: int = BLOCK_SIZE) -> None:
+        self._block_size = block_size
+        self._sha = hashlib.sha256()
+        self._pending = bytearray()
+        self._offset = 0
+        self._offsets = array("Q")
+        self._blocks: list[Block] = []
+        self._block = _OpenBlock(0, 0)
+        self._fields: dict[str, list[int]] = {}
+        self._last_key: str | None = None
+        self._broken = False
+        self._result: BuiltShard | None = None
+
+    @property
+    def samples(self) -> int:
+        """Samples so far."""
+        return len(self._offsets)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the shard if it were finished now."""
+        return self._offset + len(END)
+
+    def sample(self, key: str, fields: Iterable[tuple[str, int, Iterable[Data]]]) -> Iterator[Data]:
+        """Add a sample: ``(field, size_bytes, pieces)`` for each field, in any order. Yields shard bytes that are ready.
+
+        Payloads are taken one after the other, each when its turn comes. Raises ``KeyNotAllowed`` for a name or size that a shard cannot
+        hold and ``DuplicateKey`` for a field or a key twice in a row, both before anything of the sample is written, and
+        ``SourceError`` when a payload has not the size that was announced, before the next header.
+        """
+        self._go_on()
+        ordered = sorted(((name, size, pieces) for name, size, pieces in fields), key=lambda item: item[0])
+        headers: list[bytes] = []
+        total = 0
+        before: str | None = None
+        for name, size, _ in ordered:
+            if name == before:
+                raise DuplicateKey(f"the sample {key!r} has the field {name!r} twice; leave one of them out")
+            before = name
+            headers.append(member_header(member_name(key, name), size))
+            total += RECORD + size + -size % RECORD
+        if not ordered:
+            raise ShardError(f"the sample {key!r} has no field; a shard cannot hold it")
+        if key == self._last_key:
+            raise DuplicateKey(f"the key {key!r} comes twice in a row, and its samples would be read as one; give each sample its own key")
+        self._last_key = key
+        self._broken = True
+        if self._block.size and self._block.size + total > self._block_size:
+            yield from self._flush()
+            self._blocks.append(self._block.close())
+            self._block = _OpenBlock(len(self._offsets), self._offset)
+        self._offsets.append(self._offset)
+        self._offset += total
+        self._block.size += total
+        self._block.samples += 1
+        pending = self._pending
+        for head, (name, size, pieces) in zip(headers, ordered, strict=True):
+            pending += head
+            left = size
+            for piece in pieces:
+                length = piece.nbytes if isinstance(piece, memoryview) else len(piece)
+                left -= length
+                if left < 0:
+                    break
+                if length < self._SMALL:
+                    pending += piece
+                else:
+                    yield from self._flush()
+                    self._hash(piece)
+                    yield piece
+                    pending = self._pending
+            if left:
+                raise SourceError(
+                    f"the field {name!r} of the sample {key!r} was announced with {size} bytes and has "
+                    f"{'more' if left < 0 else f'only {size - left}'}: it changed while it was read. Try again when nothing writes to it"
+                )
+            pending += padding(size)
+            totals = self._fields.setdefault(name, [0, 0])
+            totals[0] += 1
+            totals[1] += size
+            if len(pending) >= self._COLLECT:
+                yield from self._flush()
+                pending = self._pending
+        self._broken = False
+
+    def finish(self) -> Iterator[Data]:
+        """End the shard: yields what is left and the end blocks. ``result`` is there afterwards.
+
+        Raises ``ShardError`` when it has no sample.
+        """
+        self._go_on()
+        if not self._offsets:
+            raise ShardError("a shard without a sample cannot be finished")
+        self._broken = True
+        yield from self._flush()
+        self._blocks.append(self._block.close())
+        self._sha.update(END)
+        yield END
+        self._result = BuiltShard(
+            bytes=self._offset + len(END),
+            samples=len(self._offsets),
+            sha256=self._sha.hexdigest(),
+            table=BlockTable(tuple(self._blocks)),
+            index=index_to_bytes([*self._offsets, self._offset]),
+            fields={name: FieldTotals(*self._fields[name]) for name in sorted(self._fields)},
+        )
+
+    @property
+    def result(self) -> BuiltShard:
+        """What became of it. ``ShardError`` before ``finish`` was exhausted."""
+        if self._result is None:
+            raise ShardError("the shard is not finished")
+        return self._result
+
+    def _go_on(self) -> None:
+        if self._broken or self._result is not None:
+            raise ShardError("this shard is finished, or one of its samples failed; start a new one")
+
+    def _flush(self) -> Iterator[Data]:
+        if self._pending:
+            # A new buffer for what follows: the receiver may keep this one.
+            ready, self._pending = self._pending, bytearray()
+            self._hash(ready)
+            yield ready
+
+    def _hash(self, piece: Data) -> None:
+        self._sha.update(piece)
+        self._block.hash.update(piece)
