@@ -6,6 +6,7 @@ cannot be surprised by one.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,6 +134,24 @@ def process_rank(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
     if not rank < max(world_size, 1):
         raise UsageError(f"RANK={rank} and WORLD_SIZE={world_size} contradict each other; unset both, or let the launcher set them")
     return rank, max(world_size, 1)
+
+
+def environment_fingerprint(environ: Mapping[str, str] | None = None) -> str:
+    """A text that changes when the environment, or the AWS files it names, may give other credentials or settings. It reveals none."""
+    env = os.environ if environ is None else environ
+    digest = hashlib.sha256()
+    for name in sorted(env):
+        if name.startswith("AWS_") or name == "HOME" or name.upper().endswith("_PROXY") or name == "S3_ENDPOINT_URL":
+            digest.update(f"{name}={env[name]}\0".encode(errors="surrogateescape"))
+    home = Path(env.get("HOME", "~")).expanduser()
+    for variable, default in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
+        path = Path(env.get(variable) or home / ".aws" / default).expanduser()
+        try:
+            found = path.stat()
+        except OSError:
+            continue
+        digest.update(f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def _check_endpoint(url: str, name: str) -> None:

@@ -25,8 +25,8 @@ Data = bytes | bytearray | memoryview
 class ObjectInfo:
     """One object as the store reports it.
 
-    ``etag`` is opaque and changes when the object's bytes are replaced; ``None`` where the store has none. ``modified_s`` is the
-    store's clock in seconds since the epoch and is never used to decide what is newest.
+    ``etag`` is opaque and changes when the object's bytes are replaced; ``None`` where the store did not tell it (a finished multipart
+    upload, some file systems). ``modified_s`` is the store's clock in seconds since the epoch and is never used to decide what is newest.
     """
 
     key: str

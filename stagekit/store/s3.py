@@ -1,0 +1,489 @@
+"""S3-compatible storage through botocore. Every call tries once and reports well; ``RetryStore`` repeats.
+
+What is not the same everywhere (exclusive creation, checked digests) is found out by calls that prove themselves, never by the name
+of a provider. What a HEAD cannot say (403 and 404 come without a body) is asked again with a GET, so that a wrong key, a missing
+right, a missing bucket and a missing object never look alike.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from ..config import StoreConfig
+from ..errors import Conflict, InvalidReply, NotFound, StagekitError, StoreError, Unreachable, UsageError, WrongCredentials
+from ..location import Location
+from .base import Children, Data, ObjectInfo, OpenUpload, check_key, check_part, check_parts, check_prefix, check_range
+from .s3_client import Client, client_for, drop
+from .s3_errors import VENDOR_ERRORS, error_code, status_of, translate
+
+_PIECE_BYTES = 256 << 10
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_MISSING_BODY = {400, 401, 403, 404, 405, 412}
+_MOST_PARTS = 10_000
+
+
+class S3Store:
+    """``s3://bucket/prefix`` at the endpoint that ``config``, the URL's profile or the environment names.
+
+    It holds the location and the settings. The client with its connections belongs to the process and is found when first needed.
+    """
+
+    def __init__(self, location: str | Location, config: StoreConfig | None = None) -> None:
+        self._location = Location.parse(location)
+        self._config = config or StoreConfig()
+        self._client: Client | None = None
+
+    def __reduce__(self) -> tuple[type[S3Store], tuple[Location, StoreConfig]]:
+        return type(self), (self._location, self._config)
+
+    @property
+    def location(self) -> Location:
+        return self._location
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
+        path = self._path(key)
+        if if_absent and not self.conditional_create():
+            raise UsageError(f"creating {self._name(key)}: this endpoint ignores conditions, so nothing can be created exclusively here")
+        doing = "creating" if if_absent else "writing"
+        extra = {"IfNoneMatch": "*"} if if_absent else {}
+        try:
+            answer = self._call(doing, key, "put_object", Key=path, Body=_body(data), ContentMD5=_md5(data), **extra)
+        except Conflict as error:
+            if if_absent and not error.transient:
+                raise Conflict(f"creating {self._name(key)}: the object exists already") from error.__cause__
+            raise
+        return ObjectInfo(key, len(data), self._etag(doing, key, answer))
+
+    @contextmanager
+    def multipart(self, key: str, *, part_size: int) -> Iterator[_S3Multipart]:
+        path = self._path(key)
+        upload_id = self._call("starting the upload of", key, "create_multipart_upload", Key=path)["UploadId"]
+        upload = _S3Multipart(self, key, path, upload_id, part_size)
+        try:
+            yield upload
+            upload.complete()
+        except BaseException:
+            # What cannot be aborted now stays an open upload; the error that brought us here is the one to report.
+            with suppress(StagekitError):
+                self.abort_upload(OpenUpload(key, upload_id))
+            raise
+
+    def get(self, key: str, start: int = 0, length: int | None = None, *, if_match: str | None = None) -> Data:
+        check_range(start, length)
+        if length == 0:
+            return self._get_nothing(key, start, if_match)
+        arguments: dict[str, Any] = {"Key": self._path(key)}
+        if start or length is not None:
+            arguments["Range"] = f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
+        if if_match is not None:
+            arguments["IfMatch"] = f'"{if_match}"'
+        client = self._bound()
+        try:
+            answer = client.api.get_object(Bucket=self._location.bucket, **arguments)
+        except VENDOR_ERRORS as error:
+            if error_code(error) == "InvalidRange" or status_of(error) == 416:
+                if length is None:
+                    return self._get_nothing(key, start, if_match)
+                raise self._beyond(key, start + length, self.head(key).size) from error
+            if if_match is not None and status_of(error) == 412:
+                raise self._replaced(key, if_match) from error
+            raise self._error(client, error, "reading", key) from error
+        client.was_reached = True
+        return self._read(client, key, answer, start, length, if_match)
+
+    def head(self, key: str) -> ObjectInfo:
+        path = self._path(key)
+        client = self._bound()
+        try:
+            answer = client.api.head_object(Bucket=self._location.bucket, Key=path)
+        except VENDOR_ERRORS as error:
+            if status_of(error) in _MISSING_BODY:
+                return self._head_by_get(key, path)
+            raise self._error(client, error, "looking up", key) from error
+        client.was_reached = True
+        etag = self._etag("looking up", key, answer)
+        return ObjectInfo(key, answer["ContentLength"], etag, _seconds(answer.get("LastModified")))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        base = self._base()
+        last = ""
+        for page in self._pages("listing", prefix, base + check_prefix(prefix)):
+            # A page is complete, so sorting it helps servers that order folders in their own way; across pages nothing can be mended.
+            for item in sorted(page.get("Contents", ()), key=lambda item: str(item["Key"])):
+                path: str = item["Key"]
+                if path <= last:
+                    raise InvalidReply(f"listing {self._name(prefix)}: the pages are not in order of key", transient=False)
+                last = path
+                info = self._listed(item, base, prefix)
+                if info is not None:
+                    yield info
+
+    def children(self, prefix: str = "") -> Children:
+        base = self._base()
+        objects: dict[str, ObjectInfo] = {}
+        folders: set[str] = set()
+        for page in self._pages("listing", prefix, base + check_prefix(prefix), Delimiter="/"):
+            for item in page.get("Contents", ()):
+                info = self._listed(item, base, prefix)
+                if info is not None:
+                    objects[info.key] = info
+            folders.update(item["Prefix"][len(base) :] for item in page.get("CommonPrefixes", ()))
+        return Children(tuple(objects[key] for key in sorted(objects)), tuple(sorted(folders - {prefix + "/"})))
+
+    def delete(self, key: str) -> None:
+        with suppress(NotFound):
+            self._call("deleting", key, "delete_object", Key=self._path(key))
+
+    def conditional_create(self) -> bool:
+        """Proven once per process and bucket: a scratch object is created twice, and the second time must be refused."""
+        return self._fact("creates exclusively", self._proves_conditions)
+
+    def checks_digest(self) -> bool:
+        """Proven once per process and bucket: a scratch object with a wrong MD5 must be refused."""
+        return self._fact("checks digests", self._proves_digests)
+
+    def open_uploads(self, prefix: str = "") -> Iterator[OpenUpload]:
+        base = self._base()
+        below = base + check_prefix(prefix)
+        position: dict[str, str] = {}
+        while True:
+            page = self._call("listing the uploads of", prefix, "list_multipart_uploads", Prefix=below, EncodingType="url", **position)
+            encoded = page.get("EncodingType") == "url"  # botocore decodes listings of objects, and leaves these as they are
+            for item in page.get("Uploads", ()):
+                path: str = unquote(item["Key"]) if encoded else item["Key"]
+                if path.startswith(below) and len(path) > len(base):
+                    yield OpenUpload(path[len(base) :], item["UploadId"], _seconds(item.get("Initiated")))
+            marker = page.get("NextKeyMarker", "")
+            following = {"KeyMarker": unquote(marker) if encoded else marker, "UploadIdMarker": page.get("NextUploadIdMarker", "")}
+            if not page.get("IsTruncated") or following == position:
+                return
+            position = following
+
+    def abort_upload(self, upload: OpenUpload) -> None:
+        client = self._bound()
+        try:
+            client.api.abort_multipart_upload(Bucket=self._location.bucket, Key=self._path(upload.key), UploadId=upload.upload_id)
+        except VENDOR_ERRORS as error:
+            if error_code(error) not in ("NoSuchUpload", "NoSuchKey"):
+                raise self._error(client, error, "aborting the upload of", upload.key) from error
+
+    # ------------------------------------------------------------------------------------------------------------- names and calls
+
+    def _base(self) -> str:
+        return self._location.path + "/" if self._location.path else ""
+
+    def _path(self, key: str) -> str:
+        return self._base() + check_key(key)
+
+    def _name(self, key: str) -> str:
+        return str(self._location / key)
+
+    def _bound(self) -> Client:
+        client = self._client
+        if client is None or client.pid != os.getpid():
+            client = self._client = client_for(self._location, self._config)
+        return client
+
+    def _call(self, doing: str, key: str, operation: str, **arguments: Any) -> Any:
+        client = self._bound()
+        try:
+            answer = getattr(client.api, operation)(Bucket=self._location.bucket, **arguments)
+        except VENDOR_ERRORS as error:
+            raise self._error(client, error, doing, key) from error
+        client.was_reached = True
+        return answer
+
+    def _error(self, client: Client, error: Exception, doing: str, key: str) -> StagekitError:
+        if status_of(error):
+            client.was_reached = True
+        found = translate(error, doing, self._name(key), client.address)
+        if isinstance(found, WrongCredentials):
+            # Keys that were renewed in the meantime are read at the next call.
+            drop(client)
+            self._client = None
+        return found
+
+    def _etag(self, doing: str, key: str, answer: Any) -> str:
+        """The answer's etag. Every S3 answer about an object has one; the login page of a captive network has not."""
+        etag = answer.get("ETag")
+        if not etag:
+            raise InvalidReply(
+                f"{doing} {self._name(key)}: {self._bound().address} gave an answer without an etag, as no object store does"
+            )
+        return str(etag).strip('"')
+
+    def _pages(self, doing: str, prefix: str, below: str, **arguments: Any) -> Iterator[Any]:
+        token: str | None = None
+        while True:
+            more = {"ContinuationToken": token} if token is not None else {}
+            page = self._call(doing, prefix, "list_objects_v2", Prefix=below, **arguments, **more)
+            if not any(field in page for field in ("IsTruncated", "Name", "KeyCount", "Contents")):
+                raise InvalidReply(f"{doing} {self._name(prefix)}: {self._bound().address} gave an answer that is no listing")
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            following = page.get("NextContinuationToken")
+            if not following or following == token:
+                raise InvalidReply(f"{doing} {self._name(prefix)}: the listing says that it goes on, and not where")
+            token = following
+
+    def _listed(self, item: Any, base: str, prefix: str) -> ObjectInfo | None:
+        """The object as this store names it; ``None`` for a folder marker, and for names that no key can have."""
+        path: str = item["Key"]
+        key = path[len(base) :]
+        if not path.startswith(base + prefix):
+            raise InvalidReply(f"listing {self._name(prefix)}: the answer holds {path!r}, which does not lie there")
+        try:
+            check_key(key)
+        except UsageError:
+            return None
+        return ObjectInfo(key, item["Size"], str(item.get("ETag", "")).strip('"') or None, _seconds(item.get("LastModified")))
+
+    # ------------------------------------------------------------------------------------------------------------------- reading
+
+    def _read(self, client: Client, key: str, answer: Any, start: int, length: int | None, if_match: str | None) -> Data:
+        body = answer["Body"]
+        finished = False
+        try:
+            etag = self._etag("reading", key, answer)
+            if if_match is not None and etag != if_match:  # a server that ignores conditions
+                raise self._replaced(key, if_match)
+            skip, size = self._extent(key, answer, start, length)
+            data = bytearray()
+            try:
+                while skip:
+                    piece = body.read(min(skip, _PIECE_BYTES))
+                    if not piece:
+                        raise Unreachable(f"reading {self._name(key)}: the body ended before byte {start}")
+                    skip -= len(piece)
+                while len(data) < size:
+                    piece = body.read(min(size - len(data), _PIECE_BYTES))
+                    if not piece:
+                        raise Unreachable(
+                            f"reading {self._name(key)}: the body ended after {len(data)} of {size} bytes", received=bytes(data), etag=etag
+                        )
+                    data += piece
+            except VENDOR_ERRORS as error:
+                found = self._error(client, error, "reading", key)
+                if isinstance(found, StoreError):
+                    found.received, found.etag = bytes(data), etag
+                raise found from error
+            finished = True
+            return data
+        finally:
+            if not finished or answer["ResponseMetadata"]["HTTPStatusCode"] == 200:
+                # Bytes nobody reads may be left in it, so the connection cannot be used again.
+                body.close()
+
+    def _extent(self, key: str, answer: Any, start: int, length: int | None) -> tuple[int, int]:
+        """Bytes of the body to skip and then to read. Answers are 206, 200 with the range, or the whole object."""
+        status: int = answer["ResponseMetadata"]["HTTPStatusCode"]
+        content_length: int = answer["ContentLength"]
+        stated = answer.get("ContentRange")
+        if stated is None:
+            if status == 206:
+                raise InvalidReply(f"reading {self._name(key)}: the answer is a part of the object and does not say which")
+            end = content_length if length is None else start + length
+            if max(start, end) > content_length:
+                raise self._beyond(key, max(start, end), content_length)
+            return start, end - start
+        match = _CONTENT_RANGE.fullmatch(stated)
+        if match is None or int(match[1]) != start or int(match[2]) - int(match[1]) + 1 != content_length:
+            raise InvalidReply(f"reading {self._name(key)}: asked for bytes from {start} and got {stated!r} with {content_length} bytes")
+        if length is not None and content_length < length and match[3] != "*" and start + length > int(match[3]):
+            raise self._beyond(key, start + length, int(match[3]))
+        if (length is not None and content_length != length) or (length is None and match[3] not in ("*", str(start + content_length))):
+            raise InvalidReply(f"reading {self._name(key)}: asked for {length} bytes from {start} and got {stated!r}")
+        return 0, content_length
+
+    def _get_nothing(self, key: str, start: int, if_match: str | None) -> Data:
+        """An empty range, which HTTP cannot ask for."""
+        info = self.head(key)
+        if if_match is not None and info.etag != if_match:
+            raise self._replaced(key, if_match)
+        if start > info.size:
+            raise self._beyond(key, start, info.size)
+        return b""
+
+    def _head_by_get(self, key: str, path: str) -> ObjectInfo:
+        """What HEAD refused to say: a GET of one byte answers with a code, and raises the error that fits."""
+        client = self._bound()
+        try:
+            answer = client.api.get_object(Bucket=self._location.bucket, Key=path, Range="bytes=0-0")
+        except VENDOR_ERRORS as error:
+            if error_code(error) == "InvalidRange":  # it has appeared, and is empty
+                answer = self._call("looking up", key, "get_object", Key=path)
+            else:
+                raise self._error(client, error, "looking up", key) from error
+        answer["Body"].close()
+        match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
+        size = int(match[3]) if match and match[3] != "*" else answer["ContentLength"]
+        return ObjectInfo(key, size, self._etag("looking up", key, answer), _seconds(answer.get("LastModified")))
+
+    def _beyond(self, key: str, end: int, size: int) -> InvalidReply:
+        return InvalidReply(f"reading {self._name(key)}: bytes up to {end} reach beyond its end at {size}", transient=False)
+
+    def _replaced(self, key: str, if_match: str) -> Conflict:
+        return Conflict(f"reading {self._name(key)}: the object was replaced, its etag is no longer {if_match}")
+
+    # ------------------------------------------------------------------------------------------------------------------- probing
+
+    def _fact(self, name: str, prove: Any) -> bool:
+        client = self._bound()
+        known = client.facts.get((self._location.bucket, name))
+        if known is None:
+            known = client.facts[self._location.bucket, name] = prove()
+        return known
+
+    def _proves_conditions(self) -> bool:
+        with self._scratch() as (key, path):
+            body = {"Key": path, "Body": b"", "IfNoneMatch": "*"}
+            try:
+                self._call("probing", key, "put_object", **body)
+                self._call("probing", key, "put_object", **body)
+            except Conflict as error:
+                if error.transient:
+                    raise
+                return True
+            except StoreError as error:
+                if isinstance(error.__cause__, Exception) and status_of(error.__cause__) == 501:
+                    return False
+                raise
+            return False
+
+    def _proves_digests(self) -> bool:
+        with self._scratch() as (key, path):
+            client = self._bound()
+            try:
+                client.api.put_object(Bucket=self._location.bucket, Key=path, Body=b"right", ContentMD5=_md5(b"wrong"))
+            except VENDOR_ERRORS as error:
+                if error_code(error) in ("BadDigest", "InvalidDigest"):
+                    return True
+                raise self._error(client, error, "probing", key) from error
+            return False
+
+    @contextmanager
+    def _scratch(self) -> Iterator[tuple[str, str]]:
+        key = f".stagekit-probe-{uuid.uuid4().hex}"
+        try:
+            yield key, self._path(key)
+        finally:
+            with suppress(StoreError):
+                self.delete(key)
+
+    def __repr__(self) -> str:
+        return f"S3Store({str(self._location)!r}, {self._config!r})"
+
+
+class _Part(NamedTuple):
+    size: int
+    etag: str
+    md5: bytes
+
+
+class _S3Multipart:
+    def __init__(self, store: S3Store, key: str, path: str, upload_id: str, part_size: int) -> None:
+        self._store = store
+        self._key = key
+        self._path = path
+        self._upload_id = upload_id
+        self._part_size = part_size
+        self._parts: dict[int, _Part] = {}
+        self._lock = threading.Lock()
+        self._unanswered = False
+        self._info: ObjectInfo | None = None
+
+    @property
+    def part_size(self) -> int:
+        return self._part_size
+
+    def put_part(self, number: int, data: Data) -> None:
+        name = self._store._name(self._key)
+        check_part(number, len(data), self._part_size, name)
+        if number >= _MOST_PARTS:
+            raise UsageError(f"writing {name}: S3 allows {_MOST_PARTS:,} parts; use larger ones than {self._part_size} bytes")
+        digest = hashlib.md5(data, usedforsecurity=False).digest()
+        answer = self._store._call(
+            f"writing part {number} of",
+            self._key,
+            "upload_part",
+            Key=self._path,
+            UploadId=self._upload_id,
+            PartNumber=number + 1,
+            Body=_body(data),
+            ContentMD5=base64.b64encode(digest).decode(),
+        )
+        with self._lock:
+            self._parts[number] = _Part(len(data), answer["ETag"], digest)
+
+    def complete(self) -> ObjectInfo:
+        if self._info is not None:
+            return self._info
+        store, key = self._store, self._key
+        with self._lock:
+            parts = dict(self._parts)
+        size = check_parts({number: part.size for number, part in parts.items()}, self._part_size, store._name(key))
+        if not parts:  # S3 completes no upload without parts
+            info = store.put(key, b"")
+            store.abort_upload(OpenUpload(key, self._upload_id))
+            self._info = info
+            return info
+        listed = [{"PartNumber": number + 1, "ETag": parts[number].etag} for number in range(len(parts))]
+        try:
+            store._call(
+                "finishing the upload of",
+                key,
+                "complete_multipart_upload",
+                Key=self._path,
+                UploadId=self._upload_id,
+                MultipartUpload={"Parts": listed},
+            )
+        except StoreError as error:
+            cause = error.__cause__
+            if self._unanswered and isinstance(cause, Exception) and error_code(cause) == "NoSuchUpload":
+                # The earlier try that got no answer may have been carried out.
+                self._info = self._found(parts, size, error)
+                return self._info
+            self._unanswered = self._unanswered or error.transient
+            raise
+        # Without the answer's etag: rclone gives the object another one than it states here.
+        self._info = ObjectInfo(key, size)
+        return self._info
+
+    def _found(self, parts: dict[int, _Part], size: int, error: StoreError) -> ObjectInfo:
+        info = self._store.head(self._key)
+        digests = b"".join(parts[number].md5 for number in range(len(parts)))
+        expected = f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"
+        has_md5s = all(part.etag.strip('"') == part.md5.hex() for part in parts.values())
+        if info.size != size or (has_md5s and info.etag != expected):
+            raise error
+        return info
+
+    @property
+    def info(self) -> ObjectInfo:
+        if self._info is None:
+            raise StoreError(f"writing {self._store._name(self._key)}: the upload is not finished")
+        return self._info
+
+
+def _body(data: Data) -> bytes | bytearray:
+    # botocore takes no memoryview; one copy of a part is nothing beside its MD5.
+    return bytes(data) if isinstance(data, memoryview) else data
+
+
+def _md5(data: Data) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return moment.timestamp() if moment is not None else None

@@ -1,0 +1,145 @@
+"""botocore clients: one per process, endpoint and credential source, made when first needed.
+
+A client that was made before a fork shares its connections with the parent: both read answers from one socket, and **wrong bytes
+arrive without an exception**. So clients are kept by process id and forgotten in a forked child.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import botocore
+import botocore.session
+from botocore.config import Config
+
+from ..config import StoreConfig, environment_fingerprint
+from ..errors import UsageError
+from ..location import Location
+from .s3_errors import VENDOR_ERRORS, Address, translate
+
+_DEFAULT_REGION = "us-east-1"  # what endpoints without regions expect in a signature
+
+
+@dataclass(slots=True)
+class Client:
+    """A botocore client and what this process has found out about its endpoint."""
+
+    pid: int
+    api: Any  # botocore makes the class at run time
+    endpoint: str | None
+    session: Any
+    settings: StoreConfig
+    profile: str | None
+    was_reached: bool = False
+    facts: dict[tuple[str, str], bool] = field(default_factory=dict)
+
+    @property
+    def address(self) -> Address:
+        """Where calls of this client go, for messages."""
+        # The client's own credentials object: asking the session again could fetch new ones over the network.
+        credentials = self.api._request_signer._credentials
+        frozen = credentials.get_frozen_credentials() if credentials is not None and not self.settings.anonymous else None
+        return Address(
+            endpoint=self.endpoint,
+            profile=self.profile,
+            key_source=getattr(credentials, "method", None),
+            secrets=tuple(text for text in (frozen.secret_key, frozen.token, frozen.access_key) if text) if frozen else (),
+            read_timeout_s=self.settings.read_timeout_s,
+            connect_timeout_s=self.settings.connect_timeout_s,
+            was_reached=self.was_reached,
+        )
+
+
+_clients: dict[tuple[Any, ...], Client] = {}
+_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """In a forked child: the parent's clients are not ours, and a thread of the parent may have held the lock."""
+    global _clients, _lock
+    _clients = {}
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def client_for(location: Location, settings: StoreConfig) -> Client:
+    """This process's client for ``location``. Stores with the same endpoint and credential source share it and its connections.
+
+    It sends no request. Raises ``WrongCredentials`` for a profile that does not exist, ``UsageError`` for settings that cannot be used.
+    """
+    pid = os.getpid()
+    key = (pid, location.profile, settings, environment_fingerprint())
+    with _lock:
+        found = _clients.get(key)
+        if found is None:
+            found = _clients[key] = _make(pid, location, settings)
+        return found
+
+
+def drop(client: Client) -> None:
+    """Make the next ``client_for`` read the credentials anew."""
+    with _lock:
+        for key in [key for key, known in _clients.items() if known is client]:
+            del _clients[key]
+
+
+def _make(pid: int, location: Location, settings: StoreConfig) -> Client:
+    profile = location.profile or settings.profile
+    try:
+        session = botocore.session.Session(profile=profile)
+        endpoint = _endpoint(session, location, settings)
+        anonymous = {"signature_version": botocore.UNSIGNED} if settings.anonymous else {}
+        signed = {"signature_version": "s3v4"} if endpoint and not settings.anonymous else {}
+        addressing = settings.addressing or ("path" if endpoint else None)
+        api = session.create_client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name=settings.region or session.get_config_variable("region") or _DEFAULT_REGION,
+            verify=_existing(settings.ca_bundle),
+            config=Config(
+                connect_timeout=settings.connect_timeout_s,
+                read_timeout=settings.read_timeout_s,
+                max_pool_connections=settings.connections,
+                tcp_keepalive=True,
+                # Repeating is the business of RetryStore, which has a budget; two layers of it multiply.
+                retries={"total_max_attempts": 1, "mode": "standard"},
+                # The SDK's default checksums cannot upload to Ceph RGW 16 or rclone over TLS.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                # What the environment names is resolved here; the keys of a URL's profile must not go to another endpoint.
+                ignore_configured_endpoint_urls=True,
+                user_agent_extra="stagekit",
+                **({"s3": {"addressing_style": addressing}} if addressing else {}),
+                **anonymous,
+                **signed,
+            ),
+        )
+    except VENDOR_ERRORS as error:
+        raise translate(error, "connecting to", str(location), Address(settings.endpoint_url, profile)) from error
+    except ValueError as error:
+        raise UsageError(f"connecting to {location}: {error}") from error
+    return Client(pid, api, endpoint, session, settings, profile)
+
+
+def _existing(ca_bundle: str | None) -> str | None:
+    if ca_bundle is not None and not Path(ca_bundle).is_file():
+        raise UsageError(f"ca_bundle: there is no file {ca_bundle}")
+    return ca_bundle
+
+
+def _endpoint(session: Any, location: Location, settings: StoreConfig) -> str | None:
+    """A URL's profile brings its own endpoint, or the argument's; else argument, environment, profile. ``None`` is AWS."""
+    scoped = session.get_scoped_config()
+    services = session.full_config.get("services", {}).get(scoped.get("services", ""), {})
+    s3 = services.get("s3", {})
+    own: str | None = (s3.get("endpoint_url") if isinstance(s3, dict) else None) or scoped.get("endpoint_url")
+    own = own.rstrip("/") if own else None
+    if location.profile:
+        return own or settings.endpoint({})
+    return settings.endpoint() or own
