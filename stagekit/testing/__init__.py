@@ -1,1 +1,1 @@
-"""What ships for testing: a fault proxy and an embedded S3 server."""
+"""What ships for testing: an embedded S3 server, a fault proxy before any server, stores that fail on purpose, and kill points."""
