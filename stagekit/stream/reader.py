@@ -1,0 +1,256 @@
+"""From intervals of the reading order to samples: blocks fetched ahead in parallel, checked, parsed, and handed out in order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from ..dataset import DAMAGE, Dataset, Sample
+from ..errors import CorruptShard, ShardError, UsageError
+from ..order import Epoch, Intervals, Stretch
+from ..store.base import Data
+from ..transfer.fetch import Fetcher, Range
+from ..units import format_size
+
+OnBad = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How the memory of one reader is spent: ``window_bytes`` held while they are handed out, ``ahead_bytes`` fetched or on their way."""
+
+    window_bytes: int
+    ahead_bytes: int
+
+
+def plan_memory(dataset: Dataset, memory: int, *, lanes: int, window: int, connections: int) -> Budget:
+    """Divide ``memory`` bytes between ``lanes`` windows of ``window`` blocks each and what is fetched ahead.
+
+    Raises ``UsageError`` with both numbers when the windows, one block being taken apart, and one being fetched do not fit. The block
+    sizes come from the manifest; where its largest block is an outlier, the block tables are read to be exact.
+    """
+    largest = dataset.manifest.largest_block
+    blocks = min(window, len(dataset.block_samples))
+    window_bytes = min(blocks * largest, dataset.nbytes)
+    if lanes * window_bytes + 2 * largest > memory:
+        dataset.load_tables(range(len(dataset.shards)), threads=connections)
+        sizes = np.sort([block.size for shard in range(len(dataset.shards)) for block in dataset.table(shard).blocks])
+        window_bytes = int(sizes[-blocks:].sum()) if blocks else 0
+    needed = lanes * window_bytes + 2 * largest
+    if needed > memory:
+        what = f"{lanes} windows" if lanes > 1 else "a window"
+        raise UsageError(
+            f"memory: reading {dataset.location} needs {format_size(needed)} ({what} of {blocks} blocks with up to "
+            f"{format_size(window_bytes)}, and two blocks of up to {format_size(largest)} on their way) and memory={format_size(memory)} "
+            "is allowed; raise memory=, or lower window= (which shuffles less)"
+        )
+    ahead = min(memory - lanes * window_bytes - largest, lanes * window_bytes + 2 * connections * largest)
+    return Budget(lanes * window_bytes, max(ahead, largest))
+
+
+@dataclass(slots=True)
+class Bad:
+    """What was skipped: how many samples, and the first few reasons."""
+
+    samples: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, samples: int, reason: str) -> None:
+        """Count ``samples`` more. The first ten reasons are kept."""
+        self.samples += samples
+        if len(self.reasons) < 10:
+            self.reasons.append(reason)
+
+
+class _Lane:
+    """One share on its way out: the window that is being handed out, last sample first."""
+
+    def __init__(self, stretches: Iterator[Stretch]) -> None:
+        self.stretches = stretches
+        self.opened = 0
+        self.waiting: list[Sample | None] = []
+
+
+class Reader:
+    """Samples of one epoch, for the shares (*lanes*) in ``lanes``, ``per_lane`` of each at a time.
+
+    Iterating yields lists: the next ``per_lane`` positions of the first lane, of the second, …; shorter at the end of a lane, and the
+    iteration ends when all lanes have. A position whose block was skipped (``on_bad="skip"``) is ``None``, so that a list always tells
+    how many positions it stands for. With ``on_bad="raise"`` a damaged block raises ``CorruptShard`` in its place.
+
+    Each lane holds one window; what comes next is fetched meanwhile, by ``connections`` daemon threads, within ``budget.ahead_bytes``.
+    ``close()``, from any thread, ends the iteration and the threads. A reader is iterated once.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        epoch: Epoch,
+        lanes: Sequence[Intervals],
+        per_lane: int,
+        *,
+        budget: Budget,
+        connections: int = 16,
+        on_bad: OnBad = "raise",
+        stall_timeout_s: float | None = 120.0,
+    ) -> None:
+        self.bad = Bad()
+        self._dataset = dataset
+        self._epoch = epoch
+        self._intervals = tuple(lanes)
+        self._per_lane = per_lane
+        self._budget = budget
+        self._connections = connections
+        self._on_bad = on_bad
+        self._stall_timeout_s = stall_timeout_s
+        self._lanes = [_Lane(epoch.stretches(intervals)) for intervals in self._intervals]
+        self._damaged_tables: set[int] = set()
+        self._fetcher: Fetcher | None = None
+        self._earlier_bytes, self._earlier_waited_s = 0, 0.0
+        self._closed = False
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Bytes of blocks fetched so far."""
+        return self._earlier_bytes + (self._fetcher.bytes_fetched if self._fetcher else 0)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which a sample was wanted and its block was still on its way."""
+        return self._earlier_waited_s + (self._fetcher.waited_s if self._fetcher else 0.0)
+
+    def close(self) -> None:
+        """End the iteration and stop the fetch threads. May be called twice, and from another thread than the one that iterates."""
+        self._closed = True
+        fetcher = self._fetcher
+        if fetcher is not None:
+            fetcher.close()
+
+    def __iter__(self) -> Iterator[list[Sample | None]]:
+        if not any(self._intervals):
+            return
+        try:
+            self._start(())
+            while True:
+                group: list[Sample | None] = []
+                for lane in self._lanes:
+                    needed = self._per_lane
+                    while needed and (lane.waiting or self._open(lane)):
+                        taken = lane.waiting[-needed:]
+                        del lane.waiting[-needed:]
+                        taken.reverse()
+                        group += taken
+                        needed -= len(taken)
+                if not group or self._closed:
+                    return
+                yield group
+        finally:
+            self.close()
+
+    def _open(self, lane: _Lane) -> bool:
+        """Take the next window of ``lane`` from the fetcher and lay it out in reading order. False at the lane's end, or when closed."""
+        stretch = next(lane.stretches, None)
+        if stretch is None:
+            return False
+        lane.opened = stretch.offset + len(stretch)
+        found: list[list[Sample] | None] = []
+        for number, block in enumerate(stretch.blocks.tolist()):
+            samples = self._take(block, stretch.blocks[number + 1 :].tolist())
+            if self._closed:
+                return False
+            found.append(samples)
+        slots, numbers = stretch.slots.tolist(), stretch.samples.tolist()
+        if None not in found:
+            whole: list[list[Sample]] = [samples for samples in found if samples is not None]
+            lane.waiting = [whole[slot][number] for slot, number in zip(slots, numbers, strict=True)]
+        else:
+            lane.waiting = [
+                None if (samples := found[slot]) is None else samples[number] for slot, number in zip(slots, numbers, strict=True)
+            ]
+            self.bad.samples += lane.waiting.count(None)
+        lane.waiting.reverse()
+        return True
+
+    def _take(self, block: int, following: list[int]) -> list[Sample] | None:
+        """The samples of ``block``, which is the next one in the schedule; ``None`` when it was skipped or the reader was closed."""
+        if self._dataset.place(block)[0] in self._damaged_tables:
+            return None
+        fetcher = self._fetcher
+        assert fetcher is not None
+        try:
+            data: Data = next(fetcher)
+        except StopIteration:
+            if self._closed:
+                return None
+            raise RuntimeError(f"the fetcher of {self._dataset.location} ended before block {block}; this is a bug in Stagekit") from None
+        except DAMAGE as error:
+            if self._closed:
+                return None
+            damaged = self._dataset.damaged(block, error)
+            if self._on_bad == "raise":
+                raise damaged from error
+            self._skip(block, damaged)
+            # A fetcher is over after an error, so another one goes on behind the block.
+            self._start(following)
+            return None
+        try:
+            return self._dataset.parse(block, data)
+        except ShardError as error:
+            if self._on_bad == "raise":
+                raise
+            self._skip(block, error)
+            return None
+
+    def _skip(self, block: int, error: ShardError) -> None:
+        self.bad.add(0, str(error))
+        shard = self._dataset.place(block)[0]
+        try:
+            self._dataset.table(shard)
+        except CorruptShard:
+            self._damaged_tables.add(shard)
+
+    def _start(self, first: Sequence[int]) -> None:
+        """Begin to fetch: the blocks ``first``, then every stretch that no lane has opened yet."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+            self._earlier_bytes += self._fetcher.bytes_fetched
+            self._earlier_waited_s += self._fetcher.waited_s
+        offsets = [lane.opened for lane in self._lanes]
+        self._fetcher = Fetcher(
+            self._dataset.store,
+            self._ranges(list(first), offsets, frozenset(self._damaged_tables)),
+            threads=self._connections,
+            budget_bytes=self._budget.ahead_bytes,
+            stall_timeout_s=self._stall_timeout_s,
+        )
+        if self._closed:
+            self._fetcher.close()
+
+    def _ranges(self, first: list[int], offsets: list[int], without: frozenset[int]) -> Iterator[Range]:
+        """The byte ranges in the order in which ``_open`` takes them."""
+        for blocks in self._schedule(first, offsets):
+            shards = [shard for block in blocks if (shard := self._dataset.place(block)[0]) not in without]
+            # A damaged table is reported below, in the place of the first block that needs it.
+            with suppress(*DAMAGE):
+                self._dataset.load_tables(shards, threads=self._connections)
+            for block in blocks:
+                if self._dataset.place(block)[0] not in without:
+                    yield self._dataset.block_range(block)
+
+    def _schedule(self, first: list[int], offsets: list[int]) -> Iterator[list[int]]:
+        if first:
+            yield first
+        lanes = [self._needed(number, offset) for number, offset in enumerate(offsets)]
+        for _, _, _, stretch in heapq.merge(*lanes, key=lambda entry: entry[:3]):
+            yield stretch.blocks.tolist()
+
+    def _needed(self, lane: int, opened: int) -> Iterator[tuple[int, int, int, Stretch]]:
+        """The stretches of a lane from position ``opened`` on, each with the number of the list that needs it first."""
+        for stretch in self._epoch.stretches(self._intervals[lane]):
+            if stretch.offset >= opened:
+                yield stretch.offset // self._per_lane, lane, stretch.offset, stretch
