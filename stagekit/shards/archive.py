@@ -12,6 +12,7 @@ later header, and after the first of two archives in one file.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -359,30 +360,30 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
     at = 0
     current = b""
     sample: dict[str, Any] = {}
-    fields, sums, paddings, adler32 = _fields, _sums, _PADDINGS, zlib.adler32
+    fields, sums, sizes, paddings, adler32, unpack = _fields, _sums, _sizes, _PADDINGS, zlib.adler32, _HOT.unpack_from
     while at < end:
-        head = bytes(data[at : at + 512])
-        digits = head[124:135]
-        # A member as this package writes it: everything behind the checksum is one constant, the size is octal, the bytes add up.
-        # Whatever differs in any way goes to the full grammar, which accepts it or says what is wrong. An Adler-32 holds the exact sum
-        # here: 156 bytes of 255 and the constant stay below 65,521.
-        if (
-            head[156:] == _TAIL
-            and adler32(head) & 0xFFFF == (sums.get(head[148:156]) or _learn_sum(head[148:156]))
-            and digits.isdigit()
-            and b"8" not in digits
-            and b"9" not in digits
-            and head[135] == 0
-        ):
-            start = at + 512
-            stop = start + int(digits, 8)
+        # A member as this package writes it: everything behind the checksum is one constant, size and checksum are octal, and the bytes
+        # add up. Whatever differs in any way goes to the full grammar, which accepts it or says what is wrong.
+        start = at + 512
+        if start <= end:
+            head, tail = unpack(data, at)
+            known = sizes.get(head[124:136])
+            size = _learn_size(head[124:136]) if known is None else known
+            known = sums.get(head[148:])
+            total = _learn_sum(head[148:]) if known is None else known
+            # 156 bytes never add up to 65,521, so the low half of the Adler-32 is the exact sum.
+            plain = adler32(head) & 0xFFFF == total and tail == _TAIL and size >= 0
+        else:
+            plain, size = False, 0
+        if plain:
+            stop = start + size
             following = stop + (at - stop & 511)
-            name_end = head.find(0, 0, 100)
-            name = head[:name_end] if name_end >= 0 else head[:100]
             if following > end:
-                raise corrupt(source, base + start, f"{following - start} bytes of {name!r} and its padding", f"{end - start} bytes")
+                raise corrupt(source, base + start, f"{following - start} bytes of a member and its padding", f"{end - start} bytes")
             if following > stop and bytes(data[stop:following]) != paddings[following - stop]:
                 raise corrupt(source, base + stop, "NUL bytes up to the next record", "other bytes")
+            length = head.find(0, 0, 100)
+            name = head[:length] if length >= 0 else head[:100]
         else:
             cursor = _BufferCursor(data, at, source, base)
             entry = _entry(cursor, cursor.read(RECORD, "a member's header"), at + base)
@@ -390,30 +391,26 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
             stop = start + entry.size
             cursor.pass_payload(entry)
             following = cursor.offset - base
-            name = entry.name if entry.kind == "file" else b""
-        dot = name.find(b".", name.rfind(b"/") + 1)
+            name = entry.name if entry.kind == "file" else b"/"  # which is part of no sample
+        dot = name.find(b".")
         key = name[:dot]
+        # Fields hold no slash, so a dot in a directory's name finds none here.
         field = fields.get(name[dot + 1 :])
-        if key != current:
-            if field is None or dot <= 0 or name[dot - 1] == 0x2F or name[0] == 0x5F:
-                named = _named(name, source, base + at)
-                if named is None:
-                    at = following
-                    continue
-                text, field = named
-            else:
-                text = _text(key, source, base + at)
-            if sample:
-                yield sample
-            current = key
-            sample = {"__key__": text}
-        elif field is None or dot <= 0:
+        if field is None or dot <= 0 or name[dot - 1] == 0x2F or name[0] == 0x5F:
             named = _named(name, source, base + at)
             if named is None:
                 at = following
                 continue
-            field = named[1]
-        if field in sample:
+            text, field = named
+            key = text.encode()
+        else:
+            text = ""
+        if key != current:
+            if sample:
+                yield sample
+            current = key
+            sample = {"__key__": text or _text(key, source, base + at)}
+        elif field in sample:
             raise DuplicateKey(
                 f"{source} holds the field {field!r} of the sample {sample['__key__']!r} twice, the second time at offset {base + at}; "
                 "publish it again with one of them"
@@ -424,26 +421,39 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
         yield sample
 
 
-# Extensions seen before and the fields they are; a data set has a handful. Full caches are not emptied: the rest is computed again.
+# Header up to the type, and the rest.
+_HOT = struct.Struct("156s356s")
+# What was parsed before, and what came of it: extensions to fields, size fields to sizes, checksum fields to the low half of the Adler-32
+# of a header's first 156 bytes. Full caches are not emptied: what is not in them is parsed again.
 _fields: dict[bytes, str] = {}
-# Checksum fields seen before, and the low half of the Adler-32 of a header that has them.
+_sizes: dict[bytes, int] = {}
 _sums: dict[bytes, int] = {}
-_CACHE = 65536
+_CACHE = 16384
+
+
+def _learn_size(field: bytes) -> int:
+    """The size in a size field of 11 octal digits and NUL; -1 for another form."""
+    return _learn(_sizes, field, field[:11], b"\0", 0)
 
 
 def _learn_sum(field: bytes) -> int:
-    """The low half of the Adler-32 of a header whose checksum field is ``field``; -1 when it isn't six octal digits, NUL, blank."""
-    digits = field[:6]
-    if field[6:] != b"\0 " or not digits.isdigit() or b"8" in digits or b"9" in digits:
+    """The low half of the Adler-32 that belongs to a checksum field of 6 octal digits, NUL, blank; -1 for another form."""
+    return _learn(_sums, field, field[:6], b"\0 ", 1 - 8 * 0x20 + sum(field) - sum(_TAIL))
+
+
+def _learn(cache: dict[bytes, int], field: bytes, digits: bytes, end: bytes, add: int) -> int:
+    if field[len(digits) :] != end or not digits.isdigit() or b"8" in digits or b"9" in digits:
         return -1
-    low = int(digits, 8) - 8 * 0x20 + sum(field) + 1
-    if len(_sums) < _CACHE:
-        _sums[field] = low
-    return low
+    value = int(digits, 8) + add
+    if len(cache) < _CACHE:
+        cache[field] = value
+    return value
 
 
 def _named(name: bytes, source: str, offset: int) -> tuple[str, str] | None:
     """Key and field of a member's name, or ``None`` for a member that is part of no sample."""
+    if not name:
+        raise corrupt(source, offset, "a member's name", "an empty one")
     text = _text(name, source, offset)
     parts = split_name(text)
     if parts is None or is_meta(text):
