@@ -1,0 +1,152 @@
+"""The claim: one small object that keeps two different runs from mixing their shards in one destination.
+
+``.claim.json`` is created before the first shard and removed after the manifest. It names the plan (which sample goes to which shard)
+and the process that works on it. The rule:
+
+- a claim of the **same plan** is joined: both runs write the same bytes under the same names, so the second is harmless, and a run
+  that died is simply continued;
+- a claim of **another plan** refuses. If its process is alive, wait or choose another destination. If it is dead, or on a machine that
+  cannot be asked, ``takeover`` removes the shards it left and starts afresh.
+
+Where the store has no conditional create, two runs that start within the same moment can both believe they hold the claim. Neither
+can publish over the other: before the manifest is written, the claim and every object are looked at once more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ..errors import Conflict, NotFound, PublishError
+from ..store.base import Store
+from ..transfer.put import put_object
+
+CLAIM = ".claim.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who writes here, and what. ``running`` is false once its run ended without publishing; its shards may still be continued."""
+
+    plan: str
+    host: str
+    boot_id: str
+    pid_namespace: str
+    pid: int
+    pid_started: int
+    running: bool = True
+
+    @classmethod
+    def mine(cls, plan: str) -> Claim:
+        """The claim of this process on ``plan``."""
+        pid = os.getpid()
+        return cls(plan, socket.gethostname(), _boot_id(), _pid_namespace(), pid, _start_time(pid) or 0)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Claim:
+        """The claim in ``data``. Whatever this version cannot read is a claim of no known plan, by nobody who can be asked."""
+        try:
+            fields = json.loads(data)
+            claim = cls(**{name: fields[name] for name in cls.__dataclass_fields__})
+        except (ValueError, KeyError, TypeError):
+            return _UNREADABLE
+        values = (claim.plan, claim.host, claim.boot_id, claim.pid_namespace, claim.pid, claim.pid_started, claim.running)
+        kinds = (str, str, str, str, int, int, bool)
+        return claim if all(type(value) is kind for value, kind in zip(values, kinds, strict=True)) else _UNREADABLE
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
+
+    def state(self) -> Literal["running", "dead", "unknown"]:
+        """Whether its process still works. A process on another machine, or in another container of this one, cannot be asked."""
+        if not self.running:
+            return "dead"
+        if not self.boot_id or (self.boot_id, self.pid_namespace) != (_boot_id(), _pid_namespace()):
+            return "unknown"
+        return "running" if _start_time(self.pid) == self.pid_started else "dead"
+
+    def is_of_this_process(self) -> bool:
+        mine = Claim.mine(self.plan)
+        return replace(self, running=True) == mine
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}" if self.pid else "somebody whose claim cannot be read"
+
+
+_UNREADABLE = Claim("", "", "", "", 0, 0)
+
+
+def read_claim(store: Store) -> Claim | None:
+    """The claim at the destination, if there is one."""
+    try:
+        return Claim.from_bytes(bytes(store.get(CLAIM)))
+    except NotFound:
+        return None
+
+
+def take_claim(store: Store, plan: str) -> bool:
+    """Write this process's claim where there is none. Returns false when another one came first; read it then."""
+    mine = Claim.mine(plan)
+    if store.conditional_create():
+        try:
+            put_object(store, CLAIM, mine.to_bytes(), if_absent=True)
+        except Conflict:
+            return read_claim(store) == mine  # a repeated request finds its own first try
+        return True
+    put_object(store, CLAIM, mine.to_bytes())
+    return read_claim(store) == mine
+
+
+def replace_claim(store: Store, plan: str) -> None:
+    """Put this process's claim in the place of one that may be replaced: the same plan's, or a dead one's."""
+    put_object(store, CLAIM, Claim.mine(plan).to_bytes())
+
+
+def confirm_claim(store: Store, plan: str) -> None:
+    """Raise ``PublishError`` when the destination has been claimed for another plan meanwhile. A missing claim of a run with the same plan
+    that has finished is fine; the manifest decides then."""
+    found = read_claim(store)
+    if found is not None and found.plan != plan:
+        raise PublishError(
+            f"publishing to {store.location}: {found} has claimed this destination for other data while this run was writing; "
+            "nothing was published. Wait until it has ended, or choose another destination"
+        )
+
+
+def release_claim(store: Store) -> None:
+    """Remove the claim: the manifest is there, or nothing was left behind."""
+    store.delete(CLAIM)
+
+
+def end_claim(store: Store, plan: str) -> None:
+    """Mark this process's claim as ended without publishing. Somebody else's claim is left as it is."""
+    found = read_claim(store)
+    if found is not None and found.plan == plan and found.is_of_this_process():
+        store.put(CLAIM, replace(found, running=False).to_bytes())
+
+
+def _boot_id() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _pid_namespace() -> str:
+    with suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return ""
+
+
+def _start_time(pid: int) -> int | None:
+    """Clock ticks from boot to the start of process ``pid``, which a number used again does not share; ``None``: no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in ("Z", "X") else int(fields[18])

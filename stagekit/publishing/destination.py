@@ -1,0 +1,209 @@
+"""What lies at a destination, and whether this plan may be written there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ..errors import Conflict, NotFound, PublishError, StoreError
+from ..location import Location
+from ..shards.manifest import MANIFEST, WIDS, Manifest, wids_json
+from ..store.base import ObjectInfo, Store
+from ..transfer.put import put_object
+from ..units import format_count
+from .claim import CLAIM, Claim, confirm_claim, read_claim, release_claim, replace_claim, take_claim
+
+CLASSES = "classes.json"
+_SHARD_OBJECT = re.compile(r"shards/[0-9]{6,}\.(tar|tar\.idx|blocks)")
+_OWN = frozenset({MANIFEST, WIDS, CLASSES, CLAIM})
+
+
+@dataclass(slots=True)
+class Found:
+    """A destination as it was when the run began. ``objects`` are those of shards, by key."""
+
+    manifest: Manifest | None
+    objects: dict[str, ObjectInfo]
+
+
+def refuse_overlap(source: Location | None, destination: Location) -> None:
+    """Raise ``PublishError`` when one lies inside the other: a rerun would pack its own shards, or look like foreign objects."""
+    if source is None:
+        return
+    inner, outer = _real(source), _real(destination)
+    if inner == outer:
+        raise PublishError(f"publishing {source} to {destination}: source and destination are the same place; choose another destination")
+    if inner.contains(outer):
+        raise PublishError(
+            f"publishing {source} to {destination}: the destination lies inside the source, so the next run would pack its shards; "
+            "choose a destination beside the source"
+        )
+    if outer.contains(inner):
+        raise PublishError(
+            f"publishing {source} to {destination}: the source lies inside the destination, whose objects would be mixed with raw data; "
+            "choose another destination"
+        )
+
+
+def _real(location: Location) -> Location:
+    return Location.parse(os.path.realpath(location.path)) if location.is_directory else location
+
+
+def look(store: Store) -> Found:
+    """List the destination. Raises ``PublishError`` naming the first object that no publication made, before reading on."""
+    objects: dict[str, ObjectInfo] = {}
+    complete = False
+    for info in store.list():
+        if info.key == MANIFEST:
+            complete = True
+        elif _SHARD_OBJECT.fullmatch(info.key):
+            objects[info.key] = info
+        elif info.key not in _OWN and not _is_probe(info.key):
+            raise PublishError(
+                f"publishing to {store.location}: it holds {info.key!r}, which is no part of a data set; nothing was written. "
+                f"Choose an empty destination, such as {store.location / 'dataset'}"
+            )
+    return Found(read_manifest(store) if complete else None, objects)
+
+
+def _is_probe(key: str) -> bool:
+    """Whether ``key`` is a scratch object with which a store finds out what its server can do; it is removed in a moment."""
+    return key.rpartition("/")[2].startswith(".stagekit-")
+
+
+def read_manifest(store: Store) -> Manifest | None:
+    """The manifest at the destination, if there is one."""
+    try:
+        data = bytes(store.get(MANIFEST))
+    except NotFound:
+        return None
+    return Manifest.from_bytes(data, source=str(store.location / MANIFEST))
+
+
+def enter(store: Store, plan: str, found: Found, *, takeover: bool) -> bool:
+    """Claim the destination for ``plan``. Returns whether objects of the same plan may be there already.
+
+    Raises ``PublishError`` when somebody else's claim or leftovers are there; with ``takeover``, leftovers of a run that is not provably
+    alive are removed first.
+    """
+    for _ in range(3):
+        claim = read_claim(store)
+        if claim is None:
+            if found.objects:
+                if not takeover:
+                    raise _leftovers(store, "shards without a manifest, left by a run that nobody can name")
+                _clear(store, found)
+            if take_claim(store, plan):
+                return False
+            continue  # somebody was faster: look at what they wrote
+        if claim.plan == plan:
+            if claim.state() == "dead":
+                drop_open_uploads(store)
+            replace_claim(store, plan)
+            return True
+        if claim.state() == "running":
+            raise PublishError(
+                f"publishing to {store.location}: {claim} is publishing other data (or with other options) there right now; "
+                "wait until it has ended, or choose another destination"
+            )
+        if not takeover:
+            raise _leftovers(store, _describe(claim))
+        drop_open_uploads(store)
+        _clear(store, look(store))
+        replace_claim(store, plan)
+        confirm_claim(store, plan)
+        return False
+    raise PublishError(f"publishing to {store.location}: other runs keep claiming this destination; choose another one")
+
+
+def _describe(claim: Claim) -> str:
+    if claim.state() == "dead":
+        return f"the unfinished shards of other data (or of other options), left by {claim}, which has ended"
+    return f"the unfinished shards of other data (or of other options), claimed by {claim}, which cannot be asked from here"
+
+
+def _leftovers(store: Store, what: str) -> PublishError:
+    return PublishError(
+        f"publishing to {store.location}: it holds {what}. Repeat the command that wrote them to finish them, "
+        "choose another destination, or remove them and start afresh with --takeover (takeover=True)"
+    )
+
+
+def _clear(store: Store, found: Found) -> None:
+    """Remove leftovers: what commits first, so that nothing ever looks more complete than it is."""
+    for key in sorted(found.objects, key=lambda key: (not key.endswith(".blocks"), key)):
+        store.delete(key)
+    for key in (WIDS, CLASSES):
+        store.delete(key)
+
+
+def drop_open_uploads(store: Store) -> None:
+    """Abort what killed runs were in the middle of sending: it is billed and never becomes visible."""
+    with suppress(StoreError):  # a server that cannot list uploads has nothing to drop; the shards do not depend on it
+        for upload in list(store.open_uploads("shards/")):
+            store.abort_upload(upload)
+
+
+def confirm_objects(store: Store, expected: Iterable[ObjectInfo]) -> None:
+    """Raise ``PublishError`` unless the store holds exactly what was sent: another run may have replaced a shard meanwhile.
+
+    One listing answers for all; whatever it does not confirm is asked for by itself, since listings may lag.
+    """
+    listed = {info.key: info for info in store.list("shards/")}
+    for wanted in expected:
+        if _agrees(wanted, listed.get(wanted.key)):
+            continue
+        try:
+            now = store.head(wanted.key)
+        except NotFound:
+            now = None
+        if not _agrees(wanted, now):
+            state = "is gone" if now is None else "was replaced by something else"
+            raise PublishError(
+                f"publishing {store.location}: {wanted.key} {state} after it was stored, so another run or person writes here too; "
+                "nothing was published. Stop the other one and run the same command again"
+            )
+
+
+def _agrees(wanted: ObjectInfo, now: ObjectInfo | None) -> bool:
+    if now is None or now.size != wanted.size:
+        return False
+    return wanted.etag is None or now.etag is None or wanted.etag == now.etag
+
+
+def commit(store: Store, manifest: Manifest, classes: tuple[str, ...]) -> None:
+    """Side files, then the manifest, then the claim goes. The data set exists from the manifest on; a kill before it leaves none.
+
+    Raises ``PublishError`` when another data set was published here meanwhile.
+    """
+    put_object(store, WIDS, wids_json(manifest))
+    if classes:
+        put_object(store, CLASSES, classes_json(classes))
+    data = manifest.to_bytes()
+    exclusive = store.conditional_create()
+    before = None if exclusive else read_manifest(store)
+    if before is None:
+        try:
+            put_object(store, MANIFEST, data, if_absent=exclusive)
+        except Conflict:
+            before = read_manifest(store)
+    if before is not None and before.to_bytes() != data:
+        raise holds_another(store, before, "it was published while this run was writing")
+    release_claim(store)
+
+
+def classes_json(classes: tuple[str, ...]) -> bytes:
+    """Class names in the order of their indices."""
+    return json.dumps(list(classes), ensure_ascii=False, indent=1).encode() + b"\n"
+
+
+def holds_another(store: Store, manifest: Manifest, why: str) -> PublishError:
+    return PublishError(
+        f"publishing to {store.location}: it holds another data set ({format_count(manifest.samples)} samples in "
+        f"{format_count(len(manifest.shards))} shards, digest {manifest.digest[:12]}…): {why}. Nothing of it was changed. "
+        "Choose another destination, or delete that data set first, its manifest.json before the rest"
+    )

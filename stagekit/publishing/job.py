@@ -1,0 +1,272 @@
+"""One shard from its source into the store: the unit of work that an executor runs, wherever it runs.
+
+The objects of a shard are written in the order tar, index, block table, each verified before the next. The block table is the shard's
+commit: where it lies, the tar it describes lies too. So a shard that a former run finished is recognised by building it again from
+the source without sending it, which costs reading instead of sending.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..config import StoreConfig
+from ..errors import NotFound, SourceError
+from ..location import Location
+from ..progress import Progress, Stage, Subscriber, ignore
+from ..shards.index import BuiltShard, FieldTotals, ShardBuilder
+from ..shards.manifest import ShardRecord, blocks_name, index_name
+from ..shards.plan import PlannedShard
+from ..sources.base import Bad, OnBad, Source
+from ..store import open_store
+from ..store.base import Data, ObjectInfo, Store
+from ..transfer.fetch import fetch_pieces
+from ..transfer.put import object_writer, part_size_for, put_object
+from .pace import Pace
+
+_THREADS = 4
+_REPORT_EVERY_S = 0.1
+_MD5_ETAG = re.compile(r'"?([0-9a-f]{32})(-[0-9]+)?"?')
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """What to do with one shard.
+
+    ``task`` is ``"publish"``: the shard's objects are in the store afterwards; ``"compare"``: build it and send nothing.
+    ``resume`` says that a former run may have left objects of this shard.
+    """
+
+    source: Source
+    shard: PlannedShard
+    where: Location | Store
+    config: StoreConfig | None
+    task: Literal["publish", "compare"] = "publish"
+    resume: bool = True
+    on_bad: OnBad = "raise"
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOutcome:
+    """What became of a job. ``record`` is ``None`` when every sample of the shard was bad and skipped: there is no such shard then.
+
+    ``kept`` means that the store held the shard already. ``objects`` is what the store holds, to be compared before the commit.
+    """
+
+    number: int
+    record: ShardRecord | None
+    fields: dict[str, FieldTotals] = field(default_factory=dict)
+    largest_block: int = 0
+    kept: bool = False
+    sent_bytes: int = 0
+    bad: tuple[Bad, ...] = ()
+    objects: tuple[ObjectInfo, ...] = ()
+
+
+def publish_shard(job: ShardJob, *, on_event: Subscriber = ignore) -> ShardOutcome:
+    """Run one job. Running it again, or in two places at once, leaves the same objects.
+
+    After a failure there may be a tar without a block table; the next run replaces it. Raises ``SourceError`` for raw data that is not
+    what was listed (unless ``on_bad="skip"``), ``StoreError`` for the store.
+    """
+    return _Work(job, open_store(job.where, job.config, on_event=on_event), on_event).run()
+
+
+class _SampleSpoiled(Exception):
+    """A sample failed after some of its bytes were passed on: start over without it."""
+
+
+class _NothingLeft(Exception):
+    """Every sample of the shard was bad."""
+
+
+class _AlreadyThere(Exception):
+    """Another run with the same plan finished this shard first."""
+
+
+class _Work:
+    def __init__(self, job: ShardJob, store: Store, on_event: Subscriber) -> None:
+        self._job = job
+        self._store = store
+        self._on_event = on_event
+        self._name = job.shard.name
+        self._bad: dict[str, Bad] = {}
+        self._pace = Pace(job.bytes_per_s) if job.bytes_per_s else None
+        self._reported_s = 0.0
+
+    def run(self) -> ShardOutcome:
+        resume = self._job.resume
+        while True:
+            try:
+                if self._job.task == "compare":
+                    return self._outcome(self._build(), kept=True)
+                if resume and (kept := self._held()) is not None:
+                    return kept
+                return self._send()
+            except _SampleSpoiled:
+                continue
+            except _AlreadyThere:
+                resume = True
+            except _NothingLeft:
+                return ShardOutcome(self._job.shard.number, None, bad=tuple(self._bad.values()))
+
+    def _pieces(self, builder: ShardBuilder) -> Iterator[Data]:
+        """The shard's bytes, made from the samples that can be read."""
+        count = 0
+        done = 0
+        for sample in self._job.shard.samples:
+            if sample.key in self._bad:
+                continue
+            try:
+                payload = self._job.source.read(sample)
+            except SourceError as error:
+                self._skip(sample.key, error)
+                continue
+            try:
+                for piece in builder.sample(sample.key, payload):
+                    done += len(piece)
+                    yield piece
+            except SourceError as error:
+                self._skip(sample.key, error)
+                raise _SampleSpoiled from error
+            count += 1
+            self._report(done)
+        if not count:
+            raise _NothingLeft
+        yield from builder.finish()
+
+    def _skip(self, key: str, error: SourceError) -> None:
+        if self._job.on_bad == "raise":
+            raise error
+        self._bad[key] = Bad(key, str(error))
+
+    def _build(self, digests: _Etag | None = None) -> BuiltShard:
+        """The shard's digests, without keeping or sending a byte."""
+        builder = ShardBuilder()
+        for piece in self._pieces(builder):
+            if digests is not None:
+                digests.update(piece)
+        return builder.result
+
+    def _held(self) -> ShardOutcome | None:
+        """The outcome when the store holds this shard as the source makes it; ``None`` when it has to be sent."""
+        store, name = self._store, self._name
+        try:
+            table = bytes(store.get(blocks_name(name)))
+            index = bytes(store.get(index_name(name)))
+            info = store.head(name)
+        except NotFound:
+            return None
+        digests = _Etag.like(info)
+        built = self._build(digests)
+        same = built.table.to_bytes() == table and built.index == index and built.bytes == info.size
+        if same and digests is not None and not digests.matches(info):
+            # An etag may look like an MD5 and be none (server-side encryption), so it can only acquit.
+            same = self._stored_sha256(info.size) == built.sha256
+        if not same:
+            # First the commit, then what it stands for: else a kill in between would leave a block table beside another tar.
+            store.delete(blocks_name(name))
+            return None
+        self._report(built.bytes, finished=True)
+        self._on_event(Stage("kept", name))
+        objects = (info, ObjectInfo(index_name(name), len(index)), ObjectInfo(blocks_name(name), len(table)))
+        return self._outcome(built, kept=True, objects=objects)
+
+    def _stored_sha256(self, size: int) -> str:
+        found = hashlib.sha256()
+        for piece in fetch_pieces(self._store, self._name, size=size):
+            found.update(piece)
+        return found.hexdigest()
+
+    def _send(self) -> ShardOutcome:
+        store, name = self._store, self._name
+        builder = ShardBuilder()
+        with object_writer(store, name, threads=_THREADS, check=self._not_finished_by_another) as writer:
+            for piece in self._pieces(builder):
+                if self._pace is not None:
+                    self._pace.wait(len(piece))
+                writer.write(piece)
+        tar, built = writer.stored, builder.result
+        self._on_event(Stage("tar", name))
+        index = put_object(store, index_name(name), built.index)
+        self._on_event(Stage("index", name))
+        table = put_object(store, blocks_name(name), built.table.to_bytes())
+        self._report(built.bytes, finished=True)
+        self._on_event(Stage("shard", name))
+        objects = tuple(ObjectInfo(stored.key, stored.size, stored.etag) for stored in (tar, index, table))
+        return self._outcome(built, sent_bytes=sum(info.size for info in objects), objects=objects)
+
+    def _not_finished_by_another(self) -> None:
+        """Called when the tar is complete and not yet visible. A run beside this one may have finished the shard, and a published object
+        must not be replaced under its readers, not even by the same bytes."""
+        try:
+            self._store.head(blocks_name(self._name))
+        except NotFound:
+            return
+        raise _AlreadyThere
+
+    def _outcome(self, built: BuiltShard, *, kept: bool = False, sent_bytes: int = 0, objects: tuple[ObjectInfo, ...] = ()) -> ShardOutcome:
+        return ShardOutcome(
+            self._job.shard.number,
+            ShardRecord.of(self._name, built),
+            built.fields,
+            built.table.largest,
+            kept,
+            sent_bytes,
+            tuple(self._bad.values()),
+            objects,
+        )
+
+    def _report(self, done: int, *, finished: bool = False) -> None:
+        now_s = time.monotonic()
+        if finished or now_s - self._reported_s >= _REPORT_EVERY_S:
+            self._reported_s = now_s
+            self._on_event(Progress(self._name, done, self._job.shard.bytes, finished=finished))
+
+
+class _Etag:
+    """The etag that a store with MD5 etags gives to the bytes passed through."""
+
+    def __init__(self, part_size: int | None) -> None:
+        self._part_size = part_size
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._filled = 0
+        self._parts: list[bytes] = []
+
+    @classmethod
+    def like(cls, info: ObjectInfo) -> _Etag | None:
+        """Ready for an object with the etag of ``info``; ``None`` when that is no MD5."""
+        match = _MD5_ETAG.fullmatch(info.etag or "")
+        return None if match is None else cls(part_size_for(None) if match.group(2) else None)
+
+    def update(self, data: Data) -> None:
+        if self._part_size is None:
+            self._md5.update(data)
+            return
+        view = memoryview(data)
+        while len(view):
+            taken = view[: self._part_size - self._filled]
+            self._md5.update(taken)
+            self._filled += len(taken)
+            view = view[len(taken) :]
+            if self._filled == self._part_size:
+                self._next_part()
+
+    def _next_part(self) -> None:
+        self._parts.append(self._md5.digest())
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._filled = 0
+
+    def matches(self, info: ObjectInfo) -> bool:
+        if self._part_size is None:
+            expected = self._md5.hexdigest()
+        else:
+            if self._filled:
+                self._next_part()
+            expected = f"{hashlib.md5(b''.join(self._parts), usedforsecurity=False).hexdigest()}-{len(self._parts)}"
+        return (info.etag or "").strip('"') == expected

@@ -1,0 +1,403 @@
+"""``stagekit shard``: raw data to a complete data set, in parallel, resumable at any point, the manifest last."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..config import StoreConfig
+from ..errors import SourceError, StagekitError, StoreError, UsageError
+from ..location import Location
+from ..mounts import refuse_mount
+from ..progress import Event, Message, Progress, Stage, Subscriber, ignore
+from ..shards.index import FieldTotals
+from ..shards.manifest import MANIFEST, Manifest, blocks_name, index_name
+from ..shards.plan import Dots, PlannedShard
+from ..sources.base import Bad, OnBad, Source
+from ..sources.folder import FolderSource
+from ..store import Where, open_store
+from ..store.base import Store
+from ..units import format_count, parse_rate, parse_size
+from .claim import confirm_claim, end_claim, release_claim
+from .destination import Found, commit, confirm_objects, enter, holds_another, look, read_manifest, refuse_overlap
+from .job import ShardJob, ShardOutcome, publish_shard
+from .outline import Outline, outline
+from .workers import WorkerProcesses
+
+if TYPE_CHECKING:
+    from ..dataset import Dataset
+
+_BYTES_PER_WORKER = 64 * 2**20  # below this a process takes longer to start than it saves
+_IN_FLIGHT = 64  # jobs handed to a foreign executor at once; a job holds the plan of its shard
+_LEAVING_S = 5.0  # for the last words to a store that may be gone
+
+RawData = str | os.PathLike[str] | Source
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What a run of ``publish`` did. ``sent`` and ``kept`` count shards; ``sent_bytes`` is what left this machine."""
+
+    location: Location
+    manifest: Manifest
+    outline: Outline
+    sent: int
+    kept: int
+    sent_bytes: int
+    bad: tuple[Bad, ...]
+    seconds: float
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the destination held exactly this data set before, so that nothing was done."""
+        return not self.sent
+
+
+def source_of(
+    source: RawData,
+    *,
+    labels: Literal["dir"] | None = None,
+    dots: Dots = "refuse",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    symlinks: Literal["follow", "skip"] = "follow",
+    on_bad: OnBad = "raise",
+    allow_mount: bool = False,
+    on_event: Subscriber = ignore,
+) -> Source:
+    """The source for what a person named: a folder, or a ``Source`` as it is. A folder on a mounted bucket is refused untouched."""
+    if not isinstance(source, str | os.PathLike):
+        if labels or include or exclude or dots != "refuse" or symlinks != "follow":
+            raise UsageError("labels, dots, include, exclude and symlinks are for folders; give them to the source itself")
+        return source
+    location = Location.parse(source)
+    if not location.is_directory:
+        raise UsageError(f"sharding {location}: only folders on this machine can be sharded; copy the raw data to local disk first")
+    if labels not in (None, "dir"):
+        raise UsageError(f"labels: {labels!r} is neither 'dir' nor None")
+    warning = refuse_mount(location.path, "packing the small files of", allow_mount=allow_mount).warning
+    if warning:
+        on_event(Message(warning, "warning"))
+    return FolderSource(location.path, labels, dots, tuple(include), tuple(exclude), symlinks, on_bad)
+
+
+def shard(
+    source: RawData,
+    dest: Where,
+    *,
+    shard_size: str | int = "256MiB",
+    samples_per_shard: int | None = None,
+    labels: Literal["dir"] | None = None,
+    dots: Dots = "refuse",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    symlinks: Literal["follow", "skip"] = "follow",
+    on_bad: OnBad = "raise",
+    workers: int | None = None,
+    executor: Executor | None = None,
+    takeover: bool = False,
+    limit_rate: str | float | None = None,
+    allow_mount: bool = False,
+    store: StoreConfig | None = None,
+    on_event: Subscriber = ignore,
+) -> Dataset:
+    """Pack ``source`` into WebDataset shards at ``dest`` and return the data set.
+
+    The data set is there completely or not at all: its manifest is written last. After an error, Ctrl-C or a crash nothing is published,
+    finished shards stay, and the same call continues with what is missing; the result is byte-identical to an undisturbed run, whatever
+    the number of workers. Called again on an unchanged source it sends nothing; on a changed one it raises ``PublishError``.
+
+    ``shard_size`` bounds a shard including headers and padding, unless one sample alone is larger; ``samples_per_shard`` bounds its
+    samples. ``labels="dir"`` reads a folder of class folders and adds the field ``cls``. ``dots`` says what ``cat.v1.jpg`` beside
+    ``cat.v2.jpg`` means. ``include`` and ``exclude`` are globs. ``on_bad="skip"`` counts files that cannot be packed and goes on.
+    ``workers`` processes read and send (one per core unless given); or ``executor`` does, any ``concurrent.futures.Executor``.
+    ``takeover`` removes what a dead run of other data left at ``dest``. ``limit_rate`` (``"20MB/s"``) bounds what all workers send.
+
+    >>> ds = stagekit.shard("raw/digits", "s3://bucket/digits", labels="dir")  # doctest: +SKIP
+    """
+    from ..dataset import Dataset
+
+    prepared = source_of(
+        source,
+        labels=labels,
+        dots=dots,
+        include=include,
+        exclude=exclude,
+        symlinks=symlinks,
+        on_bad=on_bad,
+        allow_mount=allow_mount,
+        on_event=on_event,
+    )
+    publish(
+        prepared,
+        dest,
+        shard_size=shard_size,
+        samples_per_shard=samples_per_shard,
+        on_bad=on_bad,
+        workers=workers,
+        executor=executor,
+        takeover=takeover,
+        limit_rate=limit_rate,
+        store=store,
+        on_event=on_event,
+    )
+    return Dataset(dest, store=store)
+
+
+def publish(
+    source: Source,
+    dest: Where,
+    *,
+    shard_size: str | int = "256MiB",
+    samples_per_shard: int | None = None,
+    on_bad: OnBad = "raise",
+    workers: int | None = None,
+    executor: Executor | None = None,
+    takeover: bool = False,
+    limit_rate: str | float | None = None,
+    store: StoreConfig | None = None,
+    on_event: Subscriber = ignore,
+) -> Publication:
+    """``shard`` for a prepared source, telling what was done. The promises and arguments are the same."""
+    started_s = time.monotonic()
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers: {workers} is below 1")
+    if workers is not None and executor is not None:
+        raise UsageError("workers and executor: give one of them; an executor has its own number of workers")
+    bytes_per_s = None if limit_rate is None else parse_rate(limit_rate, name="limit_rate")
+    if bytes_per_s is not None and bytes_per_s <= 0:
+        raise UsageError(f"limit_rate: {limit_rate!r} is not above 0")
+    if bytes_per_s is not None and executor is not None:
+        raise UsageError(
+            "limit_rate and executor: the rate is shared among the workers of this machine, and nobody knows how many an executor has"
+        )
+    opened = open_store(dest, store, on_event=on_event)
+    refuse_overlap(source.location, opened.location)
+    plan = outline(source, shard_size=parse_size(shard_size, name="shard_size"), samples_per_shard=samples_per_shard)
+    for note in plan.notes:
+        on_event(Message(note, "warning"))
+    run = _Run(source, plan, dest, opened, store, on_bad, on_event)
+    with _executor(run, workers, executor, bytes_per_s) as (pool, rate, in_flight):
+        return run.publish(pool, rate, in_flight, takeover=takeover, started_s=started_s)
+
+
+@contextmanager
+def _executor(
+    run: _Run, workers: int | None, executor: Executor | None, bytes_per_s: float | None
+) -> Iterator[tuple[Executor, float | None, int]]:
+    """What runs the jobs, each worker's share of the rate, and how many jobs to hand out at once."""
+    if executor is not None:
+        yield executor, None, _IN_FLIGHT
+        return
+    count = run.worker_count(workers)
+    rate = None if bytes_per_s is None else bytes_per_s / count
+    if count == 1:
+        yield _Inline(run.on_shard_event), rate, 1
+        return
+    with WorkerProcesses(count, run.on_shard_event) as pool:
+        yield pool, rate, 2 * count
+
+
+class _Run:
+    """One publication in progress."""
+
+    def __init__(
+        self, source: Source, plan: Outline, dest: Where, store: Store, config: StoreConfig | None, on_bad: OnBad, on_event: Subscriber
+    ) -> None:
+        self._source = source
+        self._outline = plan
+        self._shards = plan.plan.shards
+        self._digest = plan.plan.digest
+        # A store that was opened by somebody else travels as it is; a location is opened afresh by each worker.
+        self._where = dest if isinstance(dest, Store) else store.location
+        self._store = store
+        self._config = config
+        self._on_bad = on_bad
+        self._on_event = on_event
+        self._done: dict[str, int] = {}
+        self._done_shards = 0
+
+    def worker_count(self, wanted: int | None) -> int:
+        """One process per core, no more than there is work for. A store in this process's memory cannot be reached from another one."""
+        if self._store.location.scheme == "memory":
+            return 1
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        useful = max(1, self._outline.plan.bytes // _BYTES_PER_WORKER)
+        return max(1, min(len(self._shards), wanted if wanted is not None else min(cores, useful)))
+
+    def publish(self, pool: Executor, rate: float | None, in_flight: int, *, takeover: bool, started_s: float) -> Publication:
+        found = look(self._store)
+        if found.manifest is None:
+            resume = enter(self._store, self._digest, found, takeover=takeover)
+            # Between looking and claiming another run may have finished.
+            manifest = read_manifest(self._store)
+            if manifest is None:
+                return self._write(pool, rate, in_flight, resume=resume, started_s=started_s)
+            release_claim(self._store)
+            found = replace(look(self._store), manifest=manifest)
+        return self._compare(pool, rate, in_flight, found, started_s=started_s)
+
+    def _write(self, pool: Executor, rate: float | None, in_flight: int, *, resume: bool, started_s: float) -> Publication:
+        self._on_event(Stage("claimed", str(self._store.location)))
+        try:
+            outcomes = self._run(pool, [self._job(shard, resume=resume, bytes_per_s=rate) for shard in self._shards], in_flight)
+            manifest = _manifest(self._source, outcomes)
+            confirm_objects(self._store, (info for outcome in outcomes for info in outcome.objects))
+            self._on_event(Stage("confirmed", str(self._store.location)))
+            confirm_claim(self._store, self._digest)
+            commit(self._store, manifest, self._outline.classes)
+        except BaseException:
+            with suppress(StoreError):
+                end_claim(open_store(self._where, self._config, retry_s=_LEAVING_S), self._digest)
+            raise
+        self._on_event(Stage("published", str(self._store.location / MANIFEST)))
+        return self._publication(manifest, outcomes, started_s)
+
+    def _compare(self, pool: Executor, rate: float | None, in_flight: int, found: Found, *, started_s: float) -> Publication:
+        """The destination is complete. If it holds this very data set, send what got lost since; else refuse, having changed nothing."""
+        manifest = found.manifest
+        assert manifest is not None
+        if self._on_bad == "raise":
+            planned = [(shard.name, shard.bytes, len(shard.samples)) for shard in self._shards]
+            if planned != [(record.name, record.bytes, record.samples) for record in manifest.shards]:
+                raise holds_another(self._store, manifest, "its shards are cut differently or hold other samples")
+        outcomes = self._run(pool, [self._job(shard, task="compare") for shard in self._shards], in_flight)
+        records = [outcome.record for outcome in outcomes if outcome.record is not None]
+        if tuple(records) != tuple(manifest.shards):
+            stored = set(manifest.shards)
+            differing = sum(record not in stored for record in records) or abs(len(records) - len(manifest.shards))
+            raise holds_another(self._store, manifest, f"{format_count(differing)} shard(s) differ from the source as it is now")
+        lost = [outcome for outcome in outcomes if outcome.record is not None and not self._is_whole(outcome, found)]
+        if lost:
+            self._on_event(
+                Message(f"{format_count(len(lost))} shard(s) of the data set are missing or damaged and are sent again", "warning")
+            )
+            by_number = {shard.number: shard for shard in self._shards}
+            jobs = [self._job(by_number[outcome.number], resume=True, bytes_per_s=rate) for outcome in lost]
+            sent = {outcome.number: outcome for outcome in self._run(pool, jobs, in_flight)}
+            outcomes = [sent.get(outcome.number, outcome) for outcome in outcomes]
+            if tuple(outcome.record for outcome in outcomes if outcome.record is not None) != tuple(manifest.shards):
+                raise SourceError(f"reading {self._source.name}: it changed while it was read; run again once it stands still")
+        release_claim(self._store)
+        return self._publication(manifest, outcomes, started_s)
+
+    def _is_whole(self, outcome: ShardOutcome, found: Found) -> bool:
+        record = outcome.record
+        assert record is not None
+        wanted = {
+            record.name: record.bytes,
+            index_name(record.name): 8 * (record.samples + 1),
+            blocks_name(record.name): None,
+        }
+        present = {key: found.objects[key].size for key in wanted if key in found.objects}
+        return present.keys() == wanted.keys() and all(size is None or present[key] == size for key, size in wanted.items())
+
+    def _job(self, shard: PlannedShard, **options: Any) -> ShardJob:
+        return ShardJob(self._source, shard, self._where, self._config, on_bad=self._on_bad, **options)
+
+    def _run(self, pool: Executor, jobs: Sequence[ShardJob], in_flight: int) -> list[ShardOutcome]:
+        """All jobs' outcomes, in order. The first failure cancels what has not begun and is raised."""
+        outcomes: list[ShardOutcome] = []
+        waiting: set[Future[ShardOutcome]] = set()
+        remaining = iter(jobs)
+        self._done, self._done_shards = {}, 0
+        total = len(jobs)
+        try:
+            for job in _take(remaining, in_flight):
+                waiting.add(pool.submit(publish_shard, job))
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    outcome = future.result()
+                    outcomes.append(outcome)
+                    self._shard_done(outcome, total)
+                for job in _take(remaining, len(done)):
+                    waiting.add(pool.submit(publish_shard, job))
+        except BrokenExecutor as error:
+            raise StagekitError(
+                f"the executor that ran the shards broke ({error}); nothing was published. "
+                "Run the same command again: finished shards are kept"
+            ) from error
+        finally:
+            for future in waiting:
+                future.cancel()
+        return sorted(outcomes, key=lambda outcome: outcome.number)
+
+    def on_shard_event(self, event: Event) -> None:
+        """Shards report their own bytes; a person wants the sum."""
+        if isinstance(event, Progress) and event.unit == "bytes":
+            self._done[event.task] = event.done
+            self._report()
+        else:
+            self._on_event(event)
+
+    def _shard_done(self, outcome: ShardOutcome, total: int) -> None:
+        shard = self._shards[outcome.number]
+        self._done[shard.name] = shard.bytes
+        self._done_shards += 1
+        for bad in outcome.bad:
+            self._on_event(Message(f"skipped {bad.path}: {bad.reason}", "warning"))
+        self._report(finished=self._done_shards == total)
+
+    def _report(self, *, finished: bool = False) -> None:
+        total = len(self._shards)
+        note = f"{format_count(self._done_shards)} of {format_count(total)} shards"
+        self._on_event(Progress("shard", sum(self._done.values()), self._outline.plan.bytes, "bytes", note, finished))
+
+    def _publication(self, manifest: Manifest, outcomes: list[ShardOutcome], started_s: float) -> Publication:
+        made = [outcome for outcome in outcomes if outcome.record is not None]
+        return Publication(
+            location=self._store.location,
+            manifest=manifest,
+            outline=self._outline,
+            sent=sum(not outcome.kept for outcome in made),
+            kept=sum(outcome.kept for outcome in made),
+            sent_bytes=sum(outcome.sent_bytes for outcome in made),
+            bad=(*self._outline.bad, *(bad for outcome in outcomes for bad in outcome.bad)),
+            seconds=time.monotonic() - started_s,
+        )
+
+
+def _manifest(source: Source, outcomes: Iterable[ShardOutcome]) -> Manifest:
+    records = []
+    fields: dict[str, FieldTotals] = {}
+    largest = 0
+    for outcome in outcomes:
+        if outcome.record is None:
+            continue
+        records.append(outcome.record)
+        largest = max(largest, outcome.largest_block)
+        for name, (samples, size) in outcome.fields.items():
+            before = fields.get(name, (0, 0))
+            fields[name] = FieldTotals(before[0] + samples, before[1] + size)
+    if not records:
+        raise SourceError(f"reading {source.name}: not one sample could be read; nothing was published")
+    return Manifest(tuple(records), fields, largest)
+
+
+def _take(jobs: Iterator[ShardJob], count: int) -> Iterator[ShardJob]:
+    for _ in range(count):
+        try:
+            yield next(jobs)
+        except StopIteration:
+            return
+
+
+class _Inline(Executor):
+    """Runs each job at once, in this thread."""
+
+    def __init__(self, on_event: Subscriber) -> None:
+        self._on_event = on_event
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs, on_event=self._on_event))
+        except Exception as error:
+            future.set_exception(error)
+        return future
