@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Show the whole path on real data: shard, stream, train, throw the machine away, resume."),
     "info": ("info", "Tell what a data set, a run or a checkpoint holds."),
     "ls": ("ls", "List data sets, runs and checkpoints below a URL."),
-    "pull": ("pull", "Copy a run's checkpoint to a local directory, every byte verified."),
+    "pull": ("pull", "Copy a run's checkpoint or a data set to a local directory, every byte verified."),
     "shard": ("shard", "Pack raw data into WebDataset shards, straight into the bucket."),
     "teardown": ("teardown", "Finish uploads, then tell whether this server may be destroyed."),
     "verify": ("verify", "Check that a data set or run in the bucket is whole."),

@@ -1,0 +1,24 @@
+"""``stagekit info``."""
+
+from __future__ import annotations
+
+import click
+
+from ..config import StoreConfig
+from .options import LOOKING_S, store_options
+from .output import Printer
+
+
+@click.command()
+@click.argument("url")
+@click.option("--peek", type=click.IntRange(min=0), default=0, metavar="N", help="Also show the first N samples of a data set.")
+@store_options(retry_s=LOOKING_S)
+def command(url: str, peek: int, store: StoreConfig, printer: Printer) -> None:
+    """Tell what a data set, a run or a checkpoint holds.
+
+    URL is a data set, a run, or one checkpoint of a run: RUN@1200, RUN@latest, RUN@best.
+    """
+    from ..report import info
+
+    found = info(url, peek=peek, store=store, on_event=printer.on_event)
+    printer.data("\n".join(found.lines), {"event": found.kind, **found.record})

@@ -1,0 +1,25 @@
+"""``stagekit ls``."""
+
+from __future__ import annotations
+
+import click
+
+from ..config import StoreConfig
+from .options import LOOKING_S, store_options
+from .output import Printer, columns
+
+
+@click.command()
+@click.argument("url")
+@store_options(retry_s=LOOKING_S)
+def command(url: str, store: StoreConfig, printer: Printer) -> None:
+    """List data sets, runs and checkpoints below a URL.
+
+    At a run it lists the run's checkpoints; elsewhere what lies directly below.
+    """
+    from ..report import ls
+
+    entries = ls(url, store=store, on_event=printer.on_event)
+    lines = columns([entry.cells for entry in entries], right=[1])
+    for line, entry in zip(lines, entries, strict=True):
+        printer.data(line, {"event": "entry", **entry.record})

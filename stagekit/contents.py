@@ -1,0 +1,53 @@
+"""What lies at a URL: a data set, a run, or neither.
+
+Everything here reads. "Cannot tell" (forbidden, unreachable, no such bucket) is raised and never taken for "nothing there".
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .errors import CheckpointError, ManifestError, NotFound
+from .runs import catalog
+from .runs.layout import RUN_JSON, Checkpoint, Selector
+from .shards.manifest import MANIFEST
+from .store.base import Store
+
+Kind = Literal["dataset", "run"]
+
+
+def kind_of(store: Store) -> Kind | None:
+    """``"dataset"`` where a manifest lies, ``"run"`` where a run's record or a checkpoint's folder lies, else ``None``."""
+    if exists(store, MANIFEST):
+        return "dataset"
+    if exists(store, RUN_JSON) or catalog.attempts(store):
+        return "run"
+    return None
+
+
+def nothing(store: Store, doing: str) -> ManifestError:
+    """The error for a place that is neither; ``doing`` as in "pulling"."""
+    return ManifestError(
+        f"{doing} {store.location}: it is neither a data set nor a run, as it holds neither {MANIFEST} nor {RUN_JSON}; "
+        f"stagekit ls {store.location} tells what is there"
+    )
+
+
+def exists(store: Store, key: str) -> bool:
+    """Whether the object is there. Raises what ``head`` raises when that cannot be told."""
+    try:
+        store.head(key)
+    except NotFound:
+        return False
+    return True
+
+
+def checkpoint_at(store: Store, selector: Selector) -> Checkpoint:
+    """The committed checkpoint that ``selector`` means, by its manifest alone. Raises ``CheckpointError`` when there is none,
+    ``ManifestError`` when the one that is meant cannot be read."""
+    for name in catalog.candidates(store, selector):
+        try:
+            return catalog.read(store, name)
+        except NotFound:
+            continue  # it was never committed
+    raise CheckpointError(f"{store.location} has no committed checkpoint ({selector}); stagekit ls {store.location} tells what is there")

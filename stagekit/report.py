@@ -1,0 +1,386 @@
+"""What is where: data sets, runs and checkpoints below a URL, and what one of them holds. Reads only; never unpickles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+from .config import StoreConfig
+from .contents import checkpoint_at, exists, kind_of, nothing
+from .errors import ManifestError, NotFound
+from .location import Location
+from .parallel import each
+from .progress import Subscriber, ignore
+from .runs import catalog
+from .runs.catalog import Catalog
+from .runs.layout import CHECKPOINTS, RUN_JSON, Checkpoint, RunRecord, metrics_to_json, parse_reference
+from .shards.manifest import MANIFEST, Manifest
+from .store import Where, open_store
+from .store.base import Children, Data, ObjectInfo, Store, WrappedStore
+from .units import format_count, format_size
+
+# Files that Python would execute when it loads them, by the endings that trainers use.
+_PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".distcp")
+
+EntryKind = Literal["dataset", "run", "checkpoint", "folder", "object"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of ``ls``. ``size_bytes`` and ``count`` (samples, checkpoints) are ``None`` where they were not looked up."""
+
+    kind: EntryKind
+    url: str
+    size_bytes: int | None = None
+    count: int | None = None
+    note: str = ""
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Kind, size, contents, URL: the columns for people."""
+        size = "" if self.size_bytes is None else format_size(self.size_bytes)
+        return ("data set" if self.kind == "dataset" else self.kind), size, self.note, self.url
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+def ls(where: Where, *, store: StoreConfig | None = None, threads: int = 8, on_event: Subscriber = ignore) -> list[Entry]:
+    """Data sets, runs, folders and objects directly below a URL, sorted by name; at a run, its checkpoints from oldest to newest.
+
+    A data set or run at the URL itself is the first entry. A damaged manifest makes an entry whose note says so. An empty place gives an
+    empty list; one that may not be read, or a missing bucket, raises.
+
+    Example: ``for entry in stagekit.ls("s3://bucket"): print(entry.kind, entry.url)``.
+    """
+    opened = open_store(where, store, on_event=on_event)
+    below = opened.children()
+    names = {info.key for info in below.objects}
+    if MANIFEST in names or RUN_JSON in names or CHECKPOINTS in below.folders:
+        kind = kind_of(opened)
+        if kind is not None:
+            return list(_inside(opened, kind))
+    entries = list(each(lambda folder: _folder(opened, folder), below.folders, threads=threads))
+    entries.extend(Entry("object", str(opened.location / info.key), info.size) for info in below.objects)
+    return entries
+
+
+def _inside(store: Store, kind: Literal["dataset", "run"]) -> Iterator[Entry]:
+    if kind == "dataset":
+        yield _dataset_entry(store, "")
+        return
+    url, found = str(store.location), catalog.read_all(store)
+    yield _run_entry(url, found)
+    entries = {checkpoint.name: _checkpoint_entry(url, checkpoint) for checkpoint in found.checkpoints}
+    entries.update({name: Entry("checkpoint", f"{url}@{name.step}", note=f"damaged: {error}") for name, error in found.damaged})
+    entries.update({name: Entry("checkpoint", f"{url}@{name.step}", note="not committed") for name in found.uncommitted})
+    for name in sorted(entries):
+        yield entries[name]
+
+
+def _folder(store: Store, folder: str) -> Entry:
+    url = str(store.location / folder)
+    if exists(store, folder + MANIFEST):
+        return _dataset_entry(store, folder)
+    if exists(store, folder + RUN_JSON):
+        return _run_entry(url, catalog.read_all(_Below(store, folder)))
+    return Entry("folder", url)
+
+
+def _dataset_entry(store: Store, folder: str) -> Entry:
+    url = str(store.location / folder)
+    try:
+        manifest = Manifest.from_bytes(bytes(store.get(folder + MANIFEST)), source=f"{url}/{MANIFEST}")
+    except ManifestError as error:
+        return Entry("dataset", url, note=f"damaged: {error}")
+    return Entry(
+        "dataset",
+        url,
+        manifest.bytes,
+        manifest.samples,
+        f"{format_count(manifest.samples)} samples, {_plural(len(manifest.shards), 'shard')}",
+    )
+
+
+class _Below(WrappedStore):
+    """A folder of a store as a store of its own, for what ``catalog`` does with it: reading and listing."""
+
+    def __init__(self, inner: Store, folder: str) -> None:
+        super().__init__(inner)
+        self._folder = folder
+
+    @property
+    def location(self) -> Location:
+        return self.inner.location / self._folder
+
+    def get(self, key: str, start: int = 0, length: int | None = None, *, if_match: str | None = None) -> Data:
+        return self.inner.get(self._folder + key, start, length, if_match=if_match)
+
+    def children(self, prefix: str = "") -> Children:
+        below, cut = self.inner.children(self._folder + prefix), len(self._folder)
+        objects = tuple(ObjectInfo(info.key[cut:], info.size, info.etag, info.modified_s) for info in below.objects)
+        return Children(objects, tuple(folder[cut:] for folder in below.folders))
+
+
+def _run_entry(url: str, found: Catalog) -> Entry:
+    note = _plural(len(found.checkpoints), "checkpoint")
+    if found.checkpoints:
+        note += f", newest step {format_count(found.checkpoints[0].step)}"
+    if found.damaged:
+        note += f", {len(found.damaged)} damaged"
+    return Entry("run", url, stored_bytes(found.checkpoints), len(found.checkpoints), note)
+
+
+def _checkpoint_entry(run_url: str, checkpoint: Checkpoint) -> Entry:
+    parts = [_plural(len(checkpoint.files), "file")]
+    if checkpoint.epoch is not None:
+        parts.append(f"epoch {checkpoint.epoch}")
+    parts.extend(f"{name} {value:.6g}" for name, value in sorted(checkpoint.metrics.items()))
+    return Entry("checkpoint", f"{run_url}@{checkpoint.step}", checkpoint.size_bytes, len(checkpoint.files), ", ".join(parts))
+
+
+def stored_bytes(checkpoints: Iterable[Checkpoint]) -> int:
+    """The bytes that these checkpoints occupy: a file that several of them share counts once."""
+    return sum({record.key(one.name): record.bytes for one in checkpoints for record in one.files}.values())
+
+
+# --------------------------------------------------------------------------------------------------------------------------- info
+
+
+@dataclass(frozen=True, slots=True)
+class FieldInfo:
+    """One field of a data set: how many samples have it, and its bytes in all."""
+
+    name: str
+    samples: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """What a data set holds. ``peek`` has the first samples: key and, per field, size and the beginning of what is text."""
+
+    url: str
+    digest: str
+    samples: int
+    bytes: int
+    shards: int
+    largest_block: int
+    fields: tuple[FieldInfo, ...]
+    peek: tuple[Mapping[str, str], ...] = ()
+    kind: Literal["dataset"] = field(default="dataset", init=False)
+
+    @property
+    def lines(self) -> list[str]:
+        """The same for people."""
+        average = self.bytes / self.shards if self.shards else 0
+        lines = [
+            f"data set   {self.url}",
+            f"samples    {format_count(self.samples)}",
+            f"size       {format_size(self.bytes)} in {_plural(self.shards, 'shard')} of about {format_size(average)}",
+            f"digest     {self.digest}",
+        ]
+        for one in self.fields:
+            each_size = format_size(one.bytes / one.samples) if one.samples else "0 B"
+            missing = "" if one.samples == self.samples else f", missing in {format_count(self.samples - one.samples)} samples"
+            lines.append(f"field      {one.name}: {format_size(one.bytes)}, {each_size} a sample{missing}")
+        for sample in self.peek:
+            values = [f"{name} {value}" for name, value in sample.items() if name != "__key__"]
+            lines.append(f"sample     {sample['__key__']}: {', '.join(values)}")
+        return lines
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One file of a checkpoint. ``shared`` when an earlier checkpoint sent its bytes; ``pickle`` when loading it runs code."""
+
+    path: str
+    bytes: int
+    sha256: str
+    shared: bool
+    pickle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """What one checkpoint holds."""
+
+    url: str
+    name: str
+    step: int
+    epoch: int | None
+    metrics: Mapping[str, float]
+    identity: Mapping[str, str | int]
+    saved_s: float | None
+    bytes: int
+    files: tuple[FileInfo, ...]
+    kind: Literal["checkpoint"] = field(default="checkpoint", init=False)
+
+    @property
+    def lines(self) -> list[str]:
+        """The same for people."""
+        lines = [
+            f"checkpoint {self.url}",
+            f"step       {format_count(self.step)}" + ("" if self.epoch is None else f", epoch {self.epoch}"),
+            f"size       {format_size(self.bytes)} in {_plural(len(self.files), 'file')}",
+        ]
+        lines.extend(f"metric     {name} {value:.6g}" for name, value in sorted(self.metrics.items()))
+        lines.extend(f"made with  {name}: {value}" for name, value in sorted(self.identity.items()))
+        for one in self.files:
+            marks = [
+                mark
+                for mark, holds in (("sent by an earlier checkpoint", one.shared), ("a pickle: loading it runs code", one.pickle))
+                if holds
+            ]
+            lines.append(f"file       {one.path}: {format_size(one.bytes)}" + (f" ({'; '.join(marks)})" if marks else ""))
+        return lines
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same as plain values; numbers that JSON lacks are text."""
+        values = asdict(self)
+        values["metrics"] = metrics_to_json(self.metrics)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a run holds. ``unfinished`` counts attempts that were never committed, ``damaged`` those whose manifest is unusable."""
+
+    url: str
+    created_s: float | None
+    checkpoints: tuple[CheckpointInfo, ...]
+    bytes: int
+    unfinished: int
+    damaged: tuple[str, ...]
+    kind: Literal["run"] = field(default="run", init=False)
+
+    @property
+    def lines(self) -> list[str]:
+        """The same for people."""
+        lines = [f"run        {self.url}", f"size       {format_size(self.bytes)} in {_plural(len(self.checkpoints), 'checkpoint')}"]
+        if self.checkpoints:
+            newest = self.checkpoints[-1]
+            lines.append(f"newest     step {format_count(newest.step)}" + ("" if newest.epoch is None else f", epoch {newest.epoch}"))
+        for one in self.checkpoints:
+            metrics = "".join(f", {name} {value:.6g}" for name, value in sorted(one.metrics.items()))
+            lines.append(f"checkpoint @{one.step}: {format_size(one.bytes)}, {_plural(len(one.files), 'file')}{metrics}")
+        if self.unfinished:
+            lines.append(f"unfinished {self.unfinished} (on the way, or their writer died)")
+        lines.extend(f"damaged    {problem}" for problem in self.damaged)
+        pickles = sorted({file.path for one in self.checkpoints for file in one.files if file.pickle})
+        if pickles:
+            lines.append(f"pickles    {', '.join(pickles[:8])}{' …' if len(pickles) > 8 else ''} (loading them runs code)")
+        return lines
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same as plain values; checkpoints without their files."""
+        checkpoints = [{key: value for key, value in one.record.items() if key != "files"} for one in self.checkpoints]
+        values = {name: getattr(self, name) for name in ("url", "kind", "created_s", "bytes", "unfinished")}
+        return {**values, "damaged": list(self.damaged), "checkpoints": checkpoints}
+
+
+def info(
+    where: Where, *, peek: int = 0, store: StoreConfig | None = None, on_event: Subscriber = ignore
+) -> DatasetInfo | RunInfo | CheckpointInfo:
+    """What a data set, a run, or one checkpoint of a run (``RUN@1200``, ``RUN@latest``, ``RUN@best``) holds.
+
+    ``peek`` samples of a data set are read as well. Raises ``ManifestError`` when neither lies there.
+
+    Example: ``stagekit.info("s3://bucket/digits").samples``.
+    """
+    if isinstance(where, str):
+        run_url, selector = parse_reference(where)
+        if run_url != where:
+            opened = open_store(run_url, store, on_event=on_event)
+            return _checkpoint_info(run_url, checkpoint_at(opened, selector))
+    opened = open_store(where, store, on_event=on_event)
+    kind = kind_of(opened)
+    if kind == "dataset":
+        return _dataset_info(opened, where, peek, store)
+    if kind == "run":
+        return _run_info(opened)
+    raise nothing(opened, "looking at")
+
+
+def _dataset_info(opened: Store, where: Where, peek: int, config: StoreConfig | None) -> DatasetInfo:
+    url = str(opened.location)
+    manifest = Manifest.from_bytes(bytes(opened.get(MANIFEST)), source=f"{url}/{MANIFEST}")
+    fields = tuple(FieldInfo(name, *totals) for name, totals in sorted(manifest.fields.items()))
+    samples: list[Mapping[str, str]] = []
+    if peek:
+        from .dataset import Dataset
+
+        samples = [_preview(sample) for sample in islice(Dataset(where, store=config), peek)]
+    return DatasetInfo(
+        url, manifest.digest, manifest.samples, manifest.bytes, len(manifest.shards), manifest.largest_block, fields, tuple(samples)
+    )
+
+
+def _preview(sample: Mapping[str, Any]) -> dict[str, str]:
+    """Key, and per field its size and, where it is short text, the text."""
+    shown: dict[str, str] = {"__key__": str(sample["__key__"])}
+    for name, value in sorted(sample.items()):
+        if name.startswith("__"):
+            continue
+        data = bytes(value)
+        text = f"({format_size(len(data))})"
+        head = data[:60]
+        try:
+            decoded = head.decode().strip()
+        except UnicodeDecodeError:
+            decoded = ""
+        if decoded and decoded.isprintable():
+            text = f"{decoded!r}{'…' if len(data) > 60 else ''} {text}"
+        shown[name] = text
+    return shown
+
+
+def _run_info(opened: Store) -> RunInfo:
+    url = str(opened.location)
+    try:
+        created_s: float | None = RunRecord.from_bytes(bytes(opened.get(RUN_JSON)), source=f"{url}/{RUN_JSON}").created_s
+    except NotFound:
+        created_s = None
+    found = catalog.read_all(opened)
+    checkpoints = tuple(reversed(found.checkpoints))
+    return RunInfo(
+        url,
+        created_s,
+        tuple(_checkpoint_info(url, checkpoint) for checkpoint in checkpoints),
+        stored_bytes(checkpoints),
+        len(found.uncommitted),
+        tuple(str(error) for _, error in reversed(found.damaged)),
+    )
+
+
+def _checkpoint_info(run_url: str, checkpoint: Checkpoint) -> CheckpointInfo:
+    files = tuple(
+        FileInfo(record.path, record.bytes, record.sha256, record.object is not None, record.path.lower().endswith(_PICKLES))
+        for record in sorted(checkpoint.files, key=lambda record: record.path)
+    )
+    return CheckpointInfo(
+        f"{run_url}@{checkpoint.step}",
+        str(checkpoint.name),
+        checkpoint.step,
+        checkpoint.epoch,
+        dict(checkpoint.metrics),
+        dict(checkpoint.manifest.identity),
+        checkpoint.manifest.saved_s,
+        checkpoint.size_bytes,
+        files,
+    )
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
