@@ -1,0 +1,178 @@
+"""The pages are true: their commands and code run, every command and public name is explained, links lead somewhere.
+
+The rule for blocks, which docs/index.md tells the reader: blocks marked ``bash`` and ``python`` run, in the order in which they stand, in
+one scratch directory a page. A page finds there what a reader would have: raw files in ``digits/``, the example ``train_digits.py``, and a
+bucket ``my-bucket`` that the environment's variables lead to. A block that cannot run says why in a comment on the line above it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import stagekit
+from stagekit.cli import COMMANDS
+from stagekit.demo.digits import export_digits
+from stagekit.testing.rclone import RcloneServer
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+NOT_RUN = re.compile(r"<!-- not run: (\S.*) -->")
+FENCE = re.compile(r"```(\S*)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it begins (1 is the file's first line), its language, its text, and why it is not run."""
+
+    line: int
+    language: str
+    text: str
+    not_run: str | None
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """All fenced blocks of a page."""
+    lines = page.splitlines()
+    number = 0
+    while number < len(lines):
+        opening = FENCE.fullmatch(lines[number])
+        if opening is None:
+            number += 1
+            continue
+        begin = number
+        number = lines.index("```", begin + 1)
+        reason = NOT_RUN.fullmatch(lines[begin - 1]) if begin else None
+        yield Block(begin + 1, opening[1], "\n".join(lines[begin + 1 : number]) + "\n", reason[1] if reason else None)
+        number += 1
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RcloneServer]:
+    with RcloneServer(tmp_path_factory.mktemp("docs-bucket")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    raw = tmp_path_factory.mktemp("docs-digits")
+    export_digits(raw)
+    return raw / "train"
+
+
+def with_blocks_that_run() -> list[Path]:
+    return [page for page in PAGES if any(block.language in ("bash", "python") and not block.not_run for block in blocks(page.read_text()))]
+
+
+@pytest.mark.parametrize("page", with_blocks_that_run(), ids=named)
+def test_every_block_runs(page: Path, server: RcloneServer, digits: Path, tmp_path: Path) -> None:
+    bucket = server.root / "my-bucket"
+    bucket.mkdir()
+    work, home = tmp_path / "work", tmp_path / "home"
+    work.mkdir()
+    home.mkdir()
+    (work / "digits").symlink_to(digits)
+    shutil.copy(ROOT / "examples" / "train_digits.py", work)
+    kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "LD_LIBRARY_PATH") if name in os.environ}
+    env = {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(home),
+        "AWS_ENDPOINT_URL": server.endpoint_url,
+        "AWS_ACCESS_KEY_ID": server.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.secret_key,
+    }
+    try:
+        for block in blocks(page.read_text()):
+            if block.language not in ("bash", "python") or block.not_run:
+                continue
+            argv = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-W", "error", "-c"]
+            done = subprocess.run([*argv, block.text], cwd=work, env=env, capture_output=True, text=True, check=False, timeout=120)
+            assert done.returncode == 0, (
+                f"{named(page)}:{block.line} ended with {done.returncode}\n{block.text}\n{done.stdout}{done.stderr}"
+            )
+    finally:
+        shutil.rmtree(bucket)
+
+
+def test_the_front_page_names_both_commands_on_its_first_screen() -> None:
+    first_screen = (ROOT / "README.md").read_text().splitlines()[:24]
+    for command in ("tools/demo", "tools/test"):
+        assert any(line.startswith(command) for line in first_screen)
+        assert os.access(ROOT / command, os.X_OK), f"{command} cannot be run"
+
+
+def test_a_block_without_a_reason_is_run() -> None:
+    page = "# x\n<!-- not run: it needs an account -->\n```bash\na\n```\n\n```python\nb\n```\n<!-- not run: -->\n```bash\nc\n```\n"
+    assert [(block.line, block.not_run) for block in blocks(page)] == [(3, "it needs an account"), (7, None), (11, None)]
+
+
+def test_every_command_has_its_section() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    headings = set(re.findall(r"^#+ `?stagekit ([a-z-]+)`?", page, re.MULTILINE))
+    assert headings == set(COMMANDS)
+
+
+def test_every_public_name_is_explained() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    missing = [name for name in stagekit.__all__ if not name.startswith("__") and not re.search(rf"\b{re.escape(name)}\b", text)]
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    found: set[str] = set()
+    in_block = False
+    for line in page.read_text().splitlines():
+        in_block ^= line.startswith("```")
+        heading = re.match(r"#+ (.*)", line)
+        if heading and not in_block:
+            plain = re.sub(r"\[([^]]*)]\([^)]*\)|[`*]", r"\1", heading[1]).strip().lower()
+            found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{named(page)} links to {target}"
+        assert linked.is_relative_to(ROOT), f"{named(page)} links outside the project: {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{named(page)} links to {target}, which has no such heading"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    unreached = [named(page) for page in PAGES[1:] if page.name != "index.md" and f"({page.relative_to(ROOT / 'docs')}" not in index]
+    assert unreached == []
+
+
+def test_nobody_is_told_to_install_the_other_stagekit() -> None:
+    """The name on PyPI belongs to an unrelated project with the same top-level package."""
+    wrong = re.compile(r"install\s+(?:-\S+\s+)*[\"']?stagekit(?!-ml)\b")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    telling = [
+        name
+        for name in listed
+        if name != "tests/test_docs.py" and (ROOT / name).is_file() and wrong.search((ROOT / name).read_text(errors="replace"))
+    ]
+    assert telling == []
+    assert wrong.search("pip install -U stagekit")
+    assert not wrong.search("pip install 'stagekit-ml[torch]'")
