@@ -145,18 +145,22 @@ def any_s3(
     return S3Place(f"s3://{server.create_bucket()}", credentials_for(server))
 
 
-# ------------------------------------------------------------------------------------------------------------------- missing rigs
+# ---------------------------------------------------------------------------------------------------------------- what is left out
 
 _left_out: dict[str, int] = {}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out tests that are marked slow or need an installed server")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this machine cannot run, when a person without root asked; a build and root get failures instead."""
-    lacking = available.missing_rigs() if available.may_leave_out() else {}
+    """Leave out what this machine cannot run when a person without root asked, and what ``--quick`` leaves out. It is counted."""
+    reasons = available.reasons_to_leave_out(quick=config.getoption("--quick"))
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        needed = available.rigs_of(item) & lacking.keys()
+        needed = available.rigs_of(item) & reasons.keys()
         (left_out if needed else kept).append(item)
         for rig in needed:
             _left_out[rig] = _left_out.get(rig, 0) + 1
@@ -165,7 +169,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reasons = available.missing_rigs() if _left_out else {}
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    reasons = available.reasons_to_leave_out(quick=config.getoption("--quick"))
     for rig, tests in sorted(_left_out.items()):
-        terminalreporter.write_line(f"MISSING RIG {rig}: {tests} tests left out. {reasons[rig]}", yellow=True)
+        terminalreporter.write_line(f"LEFT OUT: {tests} tests that need {rig!r}. {reasons[rig]}", yellow=True)
