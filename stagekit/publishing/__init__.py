@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from .destination import refuse_overlap
 from .outline import Outline, outline
 from .publication import Publication, publish, shard, source_of
+from .writer import ShardWriter
 
-__all__ = ["Outline", "Publication", "outline", "publish", "shard", "source_of"]
+__all__ = ["Outline", "Publication", "ShardWriter", "outline", "publish", "refuse_overlap", "shard", "source_of"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..shards.index import FieldTotals
 from ..shards.plan import Plan, plan
 from ..sources.base import Bad, Source
-from ..units import format_count, format_size
+from ..units import format_duration, format_rate, format_size
 
 _NOTED_OVERHEAD = 0.2
 _SHOWN = 3
+_LISTED = 10
+_RATES = (5e6, 100e6)  # 40 Mbit/s, which homes have, and a server's link
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,48 @@ class Outline:
         return (self.plan.bytes - payload) / payload if payload else float("inf")
 
     @property
+    def lines(self) -> list[str]:
+        """The plan as text."""
+        plan = self.plan
+        shown = plan.shards if len(plan.shards) <= _LISTED + 1 else plan.shards[:_LISTED]
+        lines = [f"{shard.name}  {format_size(shard.bytes):>8}  {counted(len(shard.samples), 'sample')}" for shard in shown]
+        if len(shown) < len(plan.shards):
+            lines.append(f"… {counted(len(plan.shards) - len(shown), 'more shard')}")
+        lines.append(
+            f"{counted(self.files, 'field')} in {counted(plan.samples, 'sample')}: {format_size(plan.payload_bytes)}, as "
+            f"{counted(len(plan.shards), 'shard')}: {format_size(plan.bytes)} ({100 * self.overhead:.1f} % headers and padding)"
+        )
+        lines += [f"  {name}: {counted(totals.samples, 'sample')}, {format_size(totals.bytes)}" for name, totals in self.fields.items()]
+        lines.append("sending takes " + ", ".join(f"{format_duration(plan.bytes / rate)} at {format_rate(rate)}" for rate in _RATES))
+        if self.classes:
+            lines.append(f"{counted(len(self.classes), 'class', 'classes')}: {', '.join(self.classes[:_LISTED])}{_more(self.classes)}")
+        if self.left_out:
+            lines.append(f"left out: {self.left_out}")
+        lines += [f"  {bad.path}: {bad.reason}" for bad in self.bad[:_LISTED]]
+        return lines + [f"note: {note}" for note in self.notes]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The plan for programs."""
+        plan = self.plan
+        return {
+            "digest": plan.digest,
+            "samples": plan.samples,
+            "bytes": plan.bytes,
+            "payload_bytes": plan.payload_bytes,
+            "fields": {name: {"samples": totals.samples, "bytes": totals.bytes} for name, totals in self.fields.items()},
+            "shards": [{"name": shard.name, "bytes": shard.bytes, "samples": len(shard.samples)} for shard in plan.shards],
+            "classes": list(self.classes),
+            "left_out": dict(sorted(self.skipped.items())),
+            "bad": [{"path": bad.path, "reason": bad.reason} for bad in self.bad],
+            "notes": list(self.notes),
+        }
+
+    @property
     def left_out(self) -> str:
         """``3 dot-files, 1 symbolic links``; empty when everything is packed."""
-        parts = [f"{format_count(count)} {reason}" for reason, count in sorted(self.skipped.items())]
-        return ", ".join(parts + ([f"{format_count(len(self.bad))} that cannot be packed"] if self.bad else []))
+        parts = [f"{formatcounted(count)} {reason}" for reason, count in sorted(self.skipped.items())]
+        return ", ".join(parts + ([f"{formatcounted(len(self.bad))} that cannot be packed"] if self.bad else []))
 
 
 def outline(source: Source, *, shard_size: int, samples_per_shard: int | None = None) -> Outline:
@@ -80,7 +121,7 @@ def _notes(made: Plan, files: int, shard_size: int) -> Iterable[str]:
         keys = [made.shards[number].samples[0].key for number in made.oversized]
         one = len(keys) == 1
         yield (
-            f"{format_count(len(keys))} sample{'' if one else 's'} larger than the shard size of {format_size(shard_size)}, "
+            f"{formatcounted(len(keys))} sample{'' if one else 's'} larger than the shard size of {format_size(shard_size)}, "
             f"{'in a larger shard of its own' if one else 'each in a larger shard of its own'}: {', '.join(keys[:_SHOWN])}"
             f"{' …' if len(keys) > _SHOWN else ''}"
         )
@@ -88,5 +129,14 @@ def _notes(made: Plan, files: int, shard_size: int) -> Iterable[str]:
         groups = ["; ".join(map(ascii, keys)) for keys in made.near_duplicates[:_SHOWN]]
         yield (
             f"keys that differ only in case or Unicode normalisation stay apart; make sure that is meant "
-            f"({format_count(len(made.near_duplicates))} groups): {' | '.join(groups)}{' …' if len(made.near_duplicates) > _SHOWN else ''}"
+            f"({formatcounted(len(made.near_duplicates))} groups): {' | '.join(groups)}{' …' if len(made.near_duplicates) > _SHOWN else ''}"
         )
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """``1 shard``, ``1,200 shards``."""
+    return f"{formatcounted(number)} {one if number == 1 else many or one + 's'}"
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""

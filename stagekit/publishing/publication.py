@@ -22,11 +22,11 @@ from ..sources.base import Bad, OnBad, Source
 from ..sources.folder import FolderSource
 from ..store import Where, open_store
 from ..store.base import Store
-from ..units import format_count, parse_rate, parse_size
+from ..units import format_count, format_duration, format_rate, format_size, parse_rate, parse_size
 from .claim import confirm_claim, end_claim, release_claim
 from .destination import Found, commit, confirm_objects, enter, holds_another, look, read_manifest, refuse_overlap
 from .job import ShardJob, ShardOutcome, publish_shard
-from .outline import Outline, outline
+from .outline import Outline, counted, outline
 from .workers import WorkerProcesses
 
 if TYPE_CHECKING:
@@ -51,11 +51,73 @@ class Publication:
     sent_bytes: int
     bad: tuple[Bad, ...]
     seconds: float
+    config: StoreConfig | None = None
 
     @property
     def unchanged(self) -> bool:
         """Whether the destination held exactly this data set before, so that nothing was done."""
         return not self.sent
+
+    @property
+    def lines(self) -> list[str]:
+        """The result as text: what there is, what was done, and the lines that stream it."""
+        manifest = self.manifest
+        if self.unchanged:
+            done = f"nothing to do: {self.location} holds this data set already"
+        else:
+            speed = f", {format_rate(self.sent_bytes / self.seconds)}" if self.seconds > 0 else ""
+            kept = f"; {format_count(self.kept)} more lay there already" if self.kept else ""
+            done = f"published {self.location}: {counted(self.sent, 'shard')} sent in {format_duration(self.seconds)}{speed}{kept}"
+        lines = [
+            done,
+            f"  {counted(manifest.samples, 'sample')} in {counted(len(manifest.shards), 'shard')}, {format_size(manifest.bytes)}, "
+            f"digest {manifest.digest[:16]}",
+            *(
+                f"  {name}: {format_count(totals.samples)} × {format_size(totals.bytes / totals.samples)}"
+                for name, totals in manifest.fields.items()
+            ),
+        ]
+        if self.outline.left_out:
+            lines.append(f"  left out: {self.outline.left_out}")
+        if self.bad:
+            lines.append(f"  skipped: {format_count(len(self.bad))} bad, listed above")
+        return [*lines, "stream it:", *(f"  {line}" for line in self.code)]
+
+    @property
+    def code(self) -> list[str]:
+        """The lines of Python that stream this data set from where it was published, with the same settings."""
+        options = [
+            f"{name}={getattr(self.config, name)!r}"
+            for name in ("endpoint_url", "region", "profile", "ca_bundle", "anonymous")
+            if self.config is not None and getattr(self.config, name)
+        ]
+        store = f", store=stagekit.StoreConfig({', '.join(options)})" if options else ""
+        return [
+            "import stagekit.torch",
+            f"for batch in stagekit.torch.StreamLoader({str(self.location)!r}, batch_size=64{store}):",
+            f"    print({', '.join(f'batch[{name!r}]' for name in self.manifest.fields)})",
+        ]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The result for programs."""
+        manifest = self.manifest
+        return {
+            "url": str(self.location),
+            "digest": manifest.digest,
+            "samples": manifest.samples,
+            "bytes": manifest.bytes,
+            "shards": len(manifest.shards),
+            "fields": {name: {"samples": totals.samples, "bytes": totals.bytes} for name, totals in manifest.fields.items()},
+            "unchanged": self.unchanged,
+            "sent_shards": self.sent,
+            "kept_shards": self.kept,
+            "sent_bytes": self.sent_bytes,
+            "left_out": dict(sorted(self.outline.skipped.items())),
+            "bad": [{"path": bad.path, "reason": bad.reason} for bad in self.bad],
+            "seconds": round(self.seconds, 3),
+            "code": self.code,
+        }
 
 
 def source_of(
@@ -271,12 +333,10 @@ class _Run:
         if tuple(records) != tuple(manifest.shards):
             stored = set(manifest.shards)
             differing = sum(record not in stored for record in records) or abs(len(records) - len(manifest.shards))
-            raise holds_another(self._store, manifest, f"{format_count(differing)} shard(s) differ from the source as it is now")
+            raise holds_another(self._store, manifest, f"{counted(differing, 'shard')} would be another one from the source as it is now")
         lost = [outcome for outcome in outcomes if outcome.record is not None and not self._is_whole(outcome, found)]
         if lost:
-            self._on_event(
-                Message(f"{format_count(len(lost))} shard(s) of the data set are missing or damaged and are sent again", "warning")
-            )
+            self._on_event(Message(f"{counted(len(lost), 'shard')} of the published data set missing or damaged: sent again", "warning"))
             by_number = {shard.number: shard for shard in self._shards}
             jobs = [self._job(by_number[outcome.number], resume=True, bytes_per_s=rate) for outcome in lost]
             sent = {outcome.number: outcome for outcome in self._run(pool, jobs, in_flight)}
@@ -360,6 +420,7 @@ class _Run:
             sent_bytes=sum(outcome.sent_bytes for outcome in made),
             bad=(*self._outline.bad, *(bad for outcome in outcomes for bad in outcome.bad)),
             seconds=time.monotonic() - started_s,
+            config=self._config,
         )
 
 

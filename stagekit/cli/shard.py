@@ -1,0 +1,92 @@
+"""``stagekit shard``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import click
+
+from ..config import StoreConfig
+from .options import SIZE, store_options
+from .output import Printer
+
+
+@click.command()
+@click.argument("source", type=click.Path())
+@click.argument("dest")
+@click.option(
+    "--shard-size", type=SIZE, default="256MiB", show_default=True, help="Bytes of a shard at most, headers and padding included."
+)
+@click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples of a shard at most.")
+@click.option("--labels", type=click.Choice(["dir"]), help="dir: the top-level folder is the class; adds the field cls with its index.")
+@click.option(
+    "--dots",
+    type=click.Choice(["refuse", "field", "rewrite"]),
+    default="refuse",
+    show_default=True,
+    help="What cat.v1.jpg beside cat.v2.jpg means: a mistake, two fields of one sample, or two samples cat_v1 and cat_v2.",
+)
+@click.option("--include", multiple=True, metavar="GLOB", help="Pack only what matches, such as '*.jpg' or 'train/**'. May be repeated.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out what matches; wins over --include. May be repeated.")
+@click.option(
+    "--symlinks",
+    type=click.Choice(["follow", "skip"]),
+    default="follow",
+    show_default=True,
+    help="Pack what a link points to, or leave it out.",
+)
+@click.option(
+    "--on-bad",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="What to do with a file that cannot be packed: end, or list it and go on.",
+)
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes that read and send. [default: one per core]")
+@click.option("--limit-rate", metavar="RATE", help="What all workers together send at most, such as 20MB/s or 40Mbit/s.")
+@click.option("--takeover", is_flag=True, help="Remove what a run that died left at DEST of other data, and start afresh.")
+@click.option("--allow-mount", is_flag=True, help="Accept a SOURCE on a mounted bucket.")
+@click.option("--dry-run", is_flag=True, help="Print the plan with sizes and overhead; read and write nothing.")
+@store_options()
+def command(
+    source: str,
+    dest: str,
+    shard_size: int,
+    samples_per_shard: int | None,
+    labels: Literal["dir"] | None,
+    on_bad: Literal["raise", "skip"],
+    workers: int | None,
+    limit_rate: str | None,
+    takeover: bool,
+    dry_run: bool,
+    store: StoreConfig,
+    printer: Printer,
+    **folder: Any,
+) -> None:
+    """Pack raw data into WebDataset shards, straight into the bucket.
+
+    SOURCE is a folder: files with the same path up to the first dot of their name are one sample. DEST is a URL or a directory; nothing is
+    visible there as a data set before everything is. The same command goes on where it was interrupted, and does nothing when it is done.
+    """
+    from ..location import Location
+    from ..publishing import outline, publish, refuse_overlap, source_of
+
+    prepared = source_of(source, labels=labels, on_bad=on_bad, on_event=printer.on_event, **folder)
+    if dry_run:
+        refuse_overlap(prepared.location, Location.parse(dest))
+        plan = outline(prepared, shard_size=shard_size, samples_per_shard=samples_per_shard)
+        printer.data("\n".join(plan.lines), {"event": "plan", **plan.record})
+        return
+    done = publish(
+        prepared,
+        dest,
+        shard_size=shard_size,
+        samples_per_shard=samples_per_shard,
+        on_bad=on_bad,
+        workers=workers,
+        takeover=takeover,
+        limit_rate=limit_rate,
+        store=store,
+        on_event=printer.on_event,
+    )
+    printer.data("\n".join(done.lines), {"event": "published", **done.record})
