@@ -82,8 +82,8 @@ class Outline:
     @property
     def left_out(self) -> str:
         """``3 dot-files, 1 symbolic links``; empty when everything is packed."""
-        parts = [f"{formatcounted(count)} {reason}" for reason, count in sorted(self.skipped.items())]
-        return ", ".join(parts + ([f"{formatcounted(len(self.bad))} that cannot be packed"] if self.bad else []))
+        parts = [f"{format_count(count)} {reason}" for reason, count in sorted(self.skipped.items())]
+        return ", ".join(parts + ([f"{format_count(len(self.bad))} that cannot be packed"] if self.bad else []))
 
 
 def outline(source: Source, *, shard_size: int, samples_per_shard: int | None = None) -> Outline:
@@ -121,7 +121,7 @@ def _notes(made: Plan, files: int, shard_size: int) -> Iterable[str]:
         keys = [made.shards[number].samples[0].key for number in made.oversized]
         one = len(keys) == 1
         yield (
-            f"{formatcounted(len(keys))} sample{'' if one else 's'} larger than the shard size of {format_size(shard_size)}, "
+            f"{format_count(len(keys))} sample{'' if one else 's'} larger than the shard size of {format_size(shard_size)}, "
             f"{'in a larger shard of its own' if one else 'each in a larger shard of its own'}: {', '.join(keys[:_SHOWN])}"
             f"{' …' if len(keys) > _SHOWN else ''}"
         )
@@ -129,13 +129,13 @@ def _notes(made: Plan, files: int, shard_size: int) -> Iterable[str]:
         groups = ["; ".join(map(ascii, keys)) for keys in made.near_duplicates[:_SHOWN]]
         yield (
             f"keys that differ only in case or Unicode normalisation stay apart; make sure that is meant "
-            f"({formatcounted(len(made.near_duplicates))} groups): {' | '.join(groups)}{' …' if len(made.near_duplicates) > _SHOWN else ''}"
+            f"({format_count(len(made.near_duplicates))} groups): {' | '.join(groups)}{' …' if len(made.near_duplicates) > _SHOWN else ''}"
         )
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
     """``1 shard``, ``1,200 shards``."""
-    return f"{formatcounted(number)} {one if number == 1 else many or one + 's'}"
+    return f"{format_count(number)} {one if number == 1 else many or one + 's'}"
 
 
 def _more(names: Sequence[str]) -> str:
