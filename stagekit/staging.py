@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -224,16 +224,24 @@ def _remove_strangers(partial: Path, wanted: set[str]) -> None:
 
 @contextmanager
 def _alone(partial: Path, target: Path) -> Iterator[None]:
-    """Be the only one who works in ``partial``. The kernel drops the lock with the process."""
-    partial.mkdir(mode=0o777, exist_ok=True)
-    handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    """Be the only one who works in ``partial``; it is gone afterwards when nothing is in it. The kernel drops the lock with the process."""
+    while True:
+        partial.mkdir(exist_ok=True)
+        handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Somebody else may have finished, and renamed the directory, between our open and our lock.
+            if partial.exists() and os.path.samestat(os.fstat(handle), partial.stat()):
+                break
+            os.close(handle)
         except BlockingIOError:
+            os.close(handle)
             raise UsageError(f"another pull to {target} is running; wait for it, or give another directory") from None
+    try:
         yield
     finally:
+        with suppress(OSError):
+            partial.rmdir()
         os.close(handle)
 
 

@@ -1,0 +1,162 @@
+"""Listing and describing what is in the bucket."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+
+from stagekit.errors import BucketNotFound, CheckpointError, Denied, ManifestError
+from stagekit.report import CheckpointInfo, DatasetInfo, Entry, RunInfo, info, ls
+from stagekit.runs.layout import RUN_JSON
+from stagekit.shards.manifest import MANIFEST
+from stagekit.store.base import WrappedStore
+from stagekit.store.memory import MemoryStore
+from stagekit.testing.faults import FaultStore
+
+from .made import make_checkpoint, make_dataset, make_run
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://report-{next(_numbers)}/top"
+
+
+def test_a_prefix_shows_data_sets_runs_folders_and_objects(url: str) -> None:
+    manifest = make_dataset(MemoryStore(f"{url}/digits"))
+    make_run(MemoryStore(f"{url}/run"))
+    first = make_checkpoint(MemoryStore(f"{url}/run"), 100, {"m": b"m" * 100, "r": b"r"})
+    make_checkpoint(MemoryStore(f"{url}/run"), 1200, {"m": b"m" * 100, "r": b"s"}, shared={"m": first.file_key("m")})
+    MemoryStore(url).put("notes.txt", b"hello")
+    MemoryStore(url).put("raw/a.png", b"x")
+    assert ls(url) == [
+        Entry("dataset", f"{url}/digits", manifest.bytes, 24, "24 samples, 3 shards"),
+        Entry("folder", f"{url}/raw"),
+        Entry("run", f"{url}/run", 102, 2, "2 checkpoints, newest step 1,200"),
+        Entry("object", f"{url}/notes.txt", 5),
+    ]
+
+
+def test_a_run_shows_its_checkpoints_from_oldest_to_newest_and_what_is_wrong(url: str) -> None:
+    store = MemoryStore(url)
+    make_run(store)
+    make_checkpoint(store, 100, {"m": b"m"}, epoch=1, metrics={"loss": 0.5, "accuracy": 0.9})
+    make_checkpoint(store, 50, {"m": b"m"}, generation=2, counter=1)
+    damaged = make_checkpoint(store, 200, {"m": b"m"})
+    store.put(damaged.manifest_key, b"{")
+    make_checkpoint(store, 300, {"m": b"m"}, commit=False)
+    entries = ls(url)
+    assert [entry.kind for entry in entries] == ["run"] + ["checkpoint"] * 4
+    assert entries[0].note == "2 checkpoints, newest step 50, 1 damaged"
+    assert [entry.url.rpartition("@")[2] for entry in entries[1:]] == ["100", "200", "300", "50"]
+    assert entries[1].note == "1 file, epoch 1, accuracy 0.9, loss 0.5"
+    assert entries[2].note.startswith("damaged: ")
+    assert entries[3].note == "not committed"
+
+
+def test_a_damaged_manifest_is_an_entry_that_says_so(url: str) -> None:
+    make_dataset(MemoryStore(f"{url}/digits"))
+    MemoryStore(f"{url}/digits").put(MANIFEST, b"{}")
+    (entry,) = ls(url)
+    assert entry.kind == "dataset"
+    assert "damaged: " in entry.note
+    assert ls(f"{url}/digits") == [entry]
+
+
+def test_an_empty_place_is_empty_and_one_that_cannot_be_seen_is_an_error(url: str) -> None:
+    assert ls(url) == []
+    for error in (Denied("may not"), BucketNotFound("no such bucket")):
+        faulty = FaultStore(MemoryStore(url))
+        faulty.fail("children", error)
+        with pytest.raises(type(error)):
+            ls(faulty)
+
+
+def test_a_run_in_a_folder_is_read_through_the_store_that_was_given(url: str) -> None:
+    make_run(MemoryStore(f"{url}/run"))
+    name = make_checkpoint(MemoryStore(f"{url}/run"), 100, {"m": b"m"})
+    faulty = FaultStore(MemoryStore(url))
+    assert ls(faulty)[0].count == 1
+    assert f"run/{name.manifest_key}" in [call.key for call in faulty.calls if call.operation == "get"]
+
+
+def test_a_data_set_is_described_with_its_first_samples(url: str) -> None:
+    manifest = make_dataset(MemoryStore(url))
+    found = info(url, peek=2)
+    assert isinstance(found, DatasetInfo)
+    assert (found.digest, found.samples, found.bytes, found.shards) == (manifest.digest, 24, manifest.bytes, 3)
+    assert [sample["__key__"] for sample in found.peek] == ["000000", "000001"]
+    text = "\n".join(found.lines)
+    for words in ("24", manifest.digest, "3 shards", "txt: 2.40 kB, 100 B a sample", "000001: txt '1'… (100 B)"):
+        assert words in text
+    assert json.loads(json.dumps(found.record))["kind"] == "dataset"
+    assert info(url).peek == ()  # type: ignore[union-attr]  # a DatasetInfo again
+
+
+def test_peeking_shows_bytes_by_their_size_only(url: str) -> None:
+    from .stream.build import build
+
+    build(MemoryStore(url), [("a", {"png": b"\x89PNG\r\n\x1a\n" + bytes(50), "cls": b"7"})])
+    found = info(url, peek=5)
+    assert isinstance(found, DatasetInfo)
+    assert found.peek == ({"__key__": "a", "cls": "'7' (1 B)", "png": "(58 B)"},)
+
+
+def test_a_run_is_described_and_its_pickles_are_named(url: str) -> None:
+    store = MemoryStore(url)
+    make_run(store)
+    first = make_checkpoint(store, 100, {"model.safetensors": b"m" * 100, "optimizer.pt": b"o"}, epoch=1, metrics={"loss": math.nan})
+    files = {"model.safetensors": b"m" * 100, "optimizer.pt": b"p"}
+    make_checkpoint(store, 200, files, shared={"model.safetensors": first.file_key("model.safetensors")}, epoch=2)
+    make_checkpoint(store, 300, {"x": b"x"}, commit=False)
+    found = info(url)
+    assert isinstance(found, RunInfo)
+    assert (found.bytes, found.unfinished, found.created_s) == (102, 1, 1_700_000_000.0)
+    text = "\n".join(found.lines)
+    for words in (
+        "2 checkpoints",
+        "newest     step 200, epoch 2",
+        "@100: 101 B, 2 files, loss nan",
+        "unfinished 1",
+        "pickles    optimizer.pt",
+    ):
+        assert words in text
+    record = json.loads(json.dumps(found.record, allow_nan=False))
+    assert record["checkpoints"][0]["metrics"] == {"loss": "nan"}
+
+
+def test_a_checkpoint_is_described_file_by_file(url: str) -> None:
+    store = MemoryStore(url)
+    make_run(store)
+    first = make_checkpoint(store, 100, {"m.pt": b"m" * 100}, metrics={"loss": 1.0}, best=("loss", "min"))
+    make_checkpoint(store, 200, {"m.pt": b"m" * 100, "log.txt": b"l"}, shared={"m.pt": first.file_key("m.pt")}, metrics={"loss": 2.0})
+    found = info(f"{url}@latest")
+    assert isinstance(found, CheckpointInfo)
+    assert found.url == f"{url}@200"
+    text = "\n".join(found.lines)
+    assert "m.pt: 100 B (sent by an earlier checkpoint; a pickle: loading it runs code)" in text
+    assert "log.txt: 1 B" in text
+    best = info(f"{url}@best")
+    assert isinstance(best, CheckpointInfo)
+    assert best.step == 100
+    with pytest.raises(CheckpointError, match="no checkpoint of step 7"):
+        info(f"{url}@7")
+
+
+def test_a_run_whose_record_is_gone_is_still_a_run(url: str) -> None:
+    store = MemoryStore(url)
+    make_run(store)
+    make_checkpoint(store, 100, {"m.pt": b"m"})
+    store.delete(RUN_JSON)
+    found = info(url)
+    assert isinstance(found, RunInfo)
+    assert found.created_s is None
+
+
+def test_neither_is_an_error_that_names_the_next_command(url: str) -> None:
+    with pytest.raises(ManifestError, match=f"neither a data set nor a run.*stagekit ls {url}"):
+        info(WrappedStore(MemoryStore(url)))

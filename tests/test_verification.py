@@ -1,0 +1,236 @@
+"""Verification: a whole data set or run is whole, and each kind of damage is named with its place."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from stagekit.errors import BucketNotFound, CheckpointError, CorruptShard, Denied, ManifestError, Unreachable
+from stagekit.progress import Progress
+from stagekit.runs.layout import RUN_JSON
+from stagekit.shards.index import BlockTable
+from stagekit.shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name
+from stagekit.store.memory import MemoryStore
+from stagekit.testing.faults import FaultStore
+from stagekit.verification import Fault, verify
+
+from .made import make_checkpoint, make_dataset, make_run
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(f"memory://verification-{next(_numbers)}/place")
+
+
+def flip(store: MemoryStore, key: str, offset: int) -> None:
+    data = bytearray(store.get(key))
+    data[offset] ^= 1
+    store.put(key, bytes(data))
+
+
+def only(findings: tuple[Fault, ...]) -> Fault:
+    assert len(findings) == 1, [finding.line for finding in findings]
+    return findings[0]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_whole_data_set_is_whole(store: MemoryStore, deep: bool) -> None:
+    manifest = make_dataset(store)
+    events: list[Progress] = []
+    report = verify(store, deep=deep, on_event=lambda event: events.append(event) if isinstance(event, Progress) else None)
+    assert report.ok
+    assert report.findings == ()
+    assert report.kind == "dataset"
+    assert (report.bytes, report.objects) == (manifest.bytes, 9)
+    assert ("every byte read" in report.line) is deep
+    assert "whole" in report.line
+    assert events[-1] == Progress("verify", manifest.bytes, manifest.bytes, finished=True)
+
+
+def test_a_flipped_bit_is_named_by_shard_block_and_offset_and_only_a_deep_look_sees_it(store: MemoryStore) -> None:
+    manifest = make_dataset(store)
+    name = manifest.shards[1].name
+    table = BlockTable.from_bytes(store.get(blocks_name(name)), source="test")
+    block = table.blocks[2]
+    flip(store, name, block.offset + 700)
+    assert verify(store).ok
+    report = verify(store, deep=True)
+    fault = only(report.findings)
+    assert not report.ok
+    assert (fault.what, fault.shard, fault.block, fault.offset) == ("bytes", name, 2, block.offset)
+    assert fault.expected == block.digest.hex()
+    assert fault.found not in (None, fault.expected)
+    for words in (str(store.location / name), "block 2", f"offset {block.offset:,}", block.digest.hex(), str(fault.found)):
+        assert words in fault.line
+    assert "1 fault" in report.line
+
+
+def test_every_damaged_block_is_named(store: MemoryStore) -> None:
+    manifest = make_dataset(store)
+    table = BlockTable.from_bytes(store.get(blocks_name(manifest.shards[0].name)), source="test")
+    for block in table.blocks:
+        flip(store, manifest.shards[0].name, block.offset)
+    assert [fault.block for fault in verify(store, deep=True).faults] == list(range(len(table.blocks)))
+
+
+def test_damage_behind_the_last_block_is_found(store: MemoryStore) -> None:
+    manifest = make_dataset(store)
+    flip(store, manifest.shards[0].name, manifest.shards[0].bytes - 1)
+    fault = only(verify(store, deep=True).findings)
+    assert "the end of the archive" in fault.line
+    assert manifest.shards[0].sha256 in fault.line
+
+
+def test_a_bit_that_flips_on_the_way_is_a_note(store: MemoryStore) -> None:
+    manifest = make_dataset(store)
+    faulty = FaultStore(store)
+    faulty.corrupt(manifest.shards[0].name, offset=100)
+    report = verify(faulty, deep=True)
+    assert report.ok
+    assert "arrived damaged once" in only(report.findings).line
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_cut_shard_has_its_size_told_and_with_deep_the_blocks_that_are_cut_off(store: MemoryStore, deep: bool) -> None:
+    manifest = make_dataset(store)
+    record = manifest.shards[0]
+    table = BlockTable.from_bytes(store.get(blocks_name(record.name)), source="test")
+    store.put(record.name, bytes(store.get(record.name))[: table.blocks[1].offset + 10])
+    faults = verify(store, deep=deep).faults
+    assert faults[0].what == "size"
+    assert (faults[0].expected, faults[0].found) == (str(record.bytes), str(table.blocks[1].offset + 10))
+    cut = [fault.block for fault in faults[1:]]
+    assert cut == (list(range(1, len(table.blocks))) if deep else [])
+    assert all("is cut off" in fault.line for fault in faults[1:])
+
+
+DATASET_DAMAGE: dict[str, tuple[Callable[[MemoryStore, Manifest], None], str, str]] = {
+    "shard missing": (lambda store, manifest: store.delete(manifest.shards[2].name), "missing", "the shard is missing, with 4 samples"),
+    "index missing": (lambda store, manifest: store.delete(index_name(manifest.shards[0].name)), "missing", "the side file is missing"),
+    "index damaged": (lambda store, manifest: flip(store, index_name(manifest.shards[0].name), 3), "bytes", "the side file differs"),
+    "blocks missing": (lambda store, manifest: store.delete(blocks_name(manifest.shards[0].name)), "missing", "the side file is missing"),
+    "blocks damaged": (lambda store, manifest: flip(store, blocks_name(manifest.shards[0].name), 40), "bytes", "the side file differs"),
+    "wids missing": (lambda store, manifest: store.delete(WIDS), "missing", "wids reader is missing"),
+    "wids of another": (lambda store, manifest: flip(store, WIDS, 5), "bytes", "not the index that belongs"),
+    "manifest damaged": (lambda store, manifest: flip(store, MANIFEST, 50), "manifest", "is no valid manifest"),
+}
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("damage", DATASET_DAMAGE)
+def test_damage_to_a_data_set_is_named(store: MemoryStore, damage: str, deep: bool) -> None:
+    harm, what, words = DATASET_DAMAGE[damage]
+    harm(store, make_dataset(store))
+    report = verify(store, deep=deep)
+    fault = only(report.faults)
+    assert fault.what == what
+    assert words in fault.line
+    assert str(store.location) in fault.line
+
+
+def test_what_no_reader_needs_is_a_note(store: MemoryStore) -> None:
+    make_dataset(store)
+    store.put("shards/000009.tar", b"leftover")
+    with pytest.raises(RuntimeError, match="killed"), store.multipart("shards/000010.tar", part_size=5):
+        report = verify(store)
+        raise RuntimeError("killed")
+    assert report.ok
+    assert [finding.what for finding in report.findings] == ["leftover", "unfinished"]
+    assert "billed until it is aborted" in report.findings[1].line
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_whole_run_is_whole_and_shared_files_are_read_once(store: MemoryStore, deep: bool) -> None:
+    make_run(store)
+    first = make_checkpoint(store, 100, {"model.pt": b"m" * 5000, "rng.pt": b"r1"})
+    make_checkpoint(store, 200, {"model.pt": b"m" * 5000, "rng.pt": b"r2", "empty": b""}, shared={"model.pt": first.file_key("model.pt")})
+    report = verify(store, deep=deep)
+    assert report.findings == ()
+    assert report.kind == "run"
+    assert report.bytes == 5004
+
+
+def test_each_kind_of_damage_to_a_run_is_named(store: MemoryStore) -> None:
+    make_run(store)
+    first = make_checkpoint(store, 100, {"model.pt": b"m" * 5000, "a.txt": b"a", "b.txt": b"bb"})
+    make_checkpoint(store, 200, {"model.pt": b"m" * 5000}, shared={"model.pt": first.file_key("model.pt")})
+    third = make_checkpoint(store, 300, {"x": b"x"})
+    fourth = make_checkpoint(store, 400, {"x": b"x"})
+    make_checkpoint(store, 500, {"x": b"x"}, commit=False)
+    flip(store, first.file_key("model.pt"), 4321)
+    store.delete(first.file_key("a.txt"))
+    store.put(first.file_key("b.txt"), b"b")
+    flip(store, third.manifest_key, 60)
+    store.put(fourth.manifest_key, store.get(make_checkpoint(store, 401, {"x": b"x"}).manifest_key))
+    store.delete(RUN_JSON)
+    report = verify(store, deep=True)
+    lines = "\n".join(fault.line for fault in report.faults)
+    assert "model.pt of steps 100, 200 is not what was saved" in lines
+    assert "a.txt (1 B) of step 100 is missing" in lines
+    assert "b.txt of step 100 has 1 bytes and should have 2" in lines
+    assert f"{third.manifest_key} is damaged" in lines
+    assert "is the manifest of" in lines
+    assert f"{RUN_JSON}: the run's record is missing" in lines
+    assert len(report.faults) == 6
+    note = only(tuple(finding for finding in report.findings if finding.weight == "note"))
+    assert "step 500 was never committed" in note.line
+    assert "model.pt" not in "\n".join(fault.line for fault in verify(store).faults)
+
+
+def test_one_checkpoint_can_be_verified_alone() -> None:
+    url = f"memory://verification-{next(_numbers)}/run"
+    store = MemoryStore(url)
+    make_run(store)
+    first = make_checkpoint(store, 100, {"x": b"x"})
+    make_checkpoint(store, 200, {"x": b"x"})
+    store.delete(first.file_key("x"))
+    assert verify(f"{url}@200").ok
+    assert verify(f"{url}@latest").kind == "checkpoint"
+    report = verify(f"{url}@100")
+    assert not report.ok
+    assert report.url == f"{url}@100"
+    with pytest.raises(CheckpointError, match=r"step 300.*100, 200"):
+        verify(f"{url}@300")
+
+
+def test_nothing_there_is_an_error_and_never_whole(store: MemoryStore) -> None:
+    store.put("other.txt", b"x")
+    with pytest.raises(ManifestError, match=r"neither a data set nor a run.*stagekit ls"):
+        verify(store)
+
+
+@pytest.mark.parametrize(
+    ("operation", "key"), [("head", "*"), ("get", MANIFEST), ("get", "*.idx"), ("get", "*.tar"), ("head", "*.tar"), ("list", "*")]
+)
+@pytest.mark.parametrize("error", [Denied("may not"), Unreachable("no answer"), BucketNotFound("no bucket")])
+def test_what_cannot_be_seen_is_raised_and_never_reported_as_whole_or_missing(
+    store: MemoryStore, operation: str, key: str, error: Exception
+) -> None:
+    make_dataset(store)
+    faulty = FaultStore(store)
+    faulty.fail(operation, error, key, times=None)  # type: ignore[arg-type]  # one of its operations
+    with pytest.raises(type(error)):
+        verify(faulty, deep=True)
+
+
+def test_a_store_that_may_not_list_unfinished_uploads_leaves_a_note(store: MemoryStore) -> None:
+    make_dataset(store)
+    faulty = FaultStore(store)
+    faulty.fail("open_uploads", Denied("may not"))
+    report = verify(faulty)
+    assert report.ok
+    assert "may not list unfinished uploads" in only(report.findings).line
+
+
+def test_the_loader_and_verify_agree_about_a_damaged_block(store: MemoryStore) -> None:
+    from stagekit.dataset import Dataset
+
+    manifest = make_dataset(store)
+    flip(store, manifest.shards[1].name, 700)
+    fault = only(verify(store, deep=True).findings)
+    with pytest.raises(CorruptShard, match=str(fault.found)):
+        list(Dataset(store))
