@@ -155,7 +155,7 @@ def test_a_second_pull_to_the_same_place_says_so(url: str, tmp_path: Path) -> No
     handle = os.open(tmp_path / ".digits.pull", os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="another pull to .* is running"):
+        with pytest.raises(UsageError, match=r"another pull to .* is running"):
             pull(url, tmp_path / "digits")
     finally:
         os.close(handle)

@@ -25,7 +25,7 @@ class Clock:
 def test_progress_without_a_terminal_is_a_line_now_and_then_and_always_the_last() -> None:
     out, err, clock = io.StringIO(), io.StringIO(), Clock()
     printer = LinePrinter(out, err, every_s=10, clock=clock)
-    for second in range(0, 25):
+    for second in range(25):
         clock.now_s = float(second)
         printer.on_event(Progress("upload step 1200", second * 100_000_000, 3_000_000_000))
     printer.on_event(Progress("upload step 1200", 3_000_000_000, 3_000_000_000, finished=True))
@@ -61,7 +61,7 @@ def test_messages_go_to_standard_error_with_their_level_and_data_to_standard_out
 def test_json_is_one_object_a_line_and_progress_is_thinned_out() -> None:
     out, clock = io.StringIO(), Clock()
     printer = JsonPrinter(out, every_s=1, clock=clock)
-    for tenth in range(0, 21):
+    for tenth in range(21):
         clock.now_s = tenth / 10
         printer.on_event(Progress("t", tenth, 20, finished=tenth == 20))
     printer.on_event(Message("m", "warning"))
