@@ -34,23 +34,9 @@ def run(directory: Path, *options: str, **environ: str) -> str:
     (directory / "pretend.py").write_text(PLUGIN)
     (directory / "test_it.py").write_text(TESTS)
     clean = {name: value for name, value in os.environ.items() if name != "CI"}
+    plain = ["-q", "-c", "pyproject.toml", "-p", "no:cacheprovider"]
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "pretend",
-            "-p",
-            "tests.conftest",
-            "-p",
-            "no:cacheprovider",
-            "-c",
-            "pyproject.toml",
-            *options,
-            str(directory / "test_it.py"),
-        ],
+        [sys.executable, "-m", "pytest", *plain, "-p", "pretend", "-p", "tests.conftest", *options, str(directory / "test_it.py")],
         cwd=ROOT,
         env={**clean, "PYTHONPATH": f"{directory}{os.pathsep}{ROOT}", **environ},
         capture_output=True,
