@@ -9,7 +9,7 @@ from typing import Any
 from ..shards.index import FieldTotals
 from ..shards.plan import Plan, plan
 from ..sources.base import Bad, Source
-from ..units import format_duration, format_rate, format_size
+from ..units import format_count, format_duration, format_rate, format_size
 
 _NOTED_OVERHEAD = 0.2
 _SHOWN = 3
