@@ -1,0 +1,331 @@
+"""``StreamLoader``: batches straight from storage, in an exact and resumable order, with no ``DataLoader`` around it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..config import StoreConfig
+from ..dataset import Dataset, Sample
+from ..errors import UsageError
+from ..order import Intervals, Position, State, batches, share, size
+from ..progress import Subscriber, ignore
+from ..store import Where
+from ..stream.reader import OnBad, Reader
+from ..units import format_count
+from .collate import collate as default_collate
+from .decode import Decode
+from .pipeline import Pipeline
+from .plan import Made, Plan, Receipt, Transform, receipt_of
+from .ranks import check_ranks, find_ranks, ranks_known
+
+Collate = Callable[[Sequence[Any]], Any]
+
+
+class StreamLoader:
+    """Batches of the data set at ``source``, each sample once an epoch, every rank the same number of batches.
+
+    Iterating runs one epoch and moves on to the next (``epoch``). The order depends on the data set's digest, ``seed``, the epoch,
+    ``shuffle`` and ``window`` alone: not on threads, memory, timing, or where the data lies. An iteration that was left early is broken
+    off: the next one starts that epoch anew. To go on behind the last batch that was taken, here or on another machine, save
+    ``state_dict()`` and load it.
+
+    A batch is a dict: ``__key__`` (list of str) and field → values put together by ``collate``. With ``drop_last=False`` it also has
+    ``__mask__`` (bool, true for real samples), and the last batches are filled up with repeated samples whose key is ``""``. With
+    ``drop_last=True`` what does not fill a batch on every rank is left out. A sample that ``transform`` drops (by returning ``None``) or
+    that ``on_bad="skip"`` leaves out makes its batch short, or masked; it is counted in ``receipt``.
+
+    Damaged data raises ``CorruptShard`` naming shard, block and offset; an epoch never just ends early.
+
+    :param source: URL, directory, open store, or ``Dataset``
+    :param batch_size: samples in a batch of this rank
+    :param shuffle: permute blocks, and samples inside windows of ``window`` blocks (about 8 MiB each); else source order
+    :param decode: ``"auto"`` by extension, ``None`` for bytes, or a mapping from field to a function of the bytes
+    :param transform: called with each decoded sample, in a thread; returns the sample to use, or ``None`` to drop it
+    :param collate: called with a batch's list of samples
+    :param threads: that decode, transform and collate; 0 does it in the calling thread
+    :param rank, world_size: default: the process group's when iteration begins, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1
+    :param virtual_ranks: cut the data for this many ranks, of which each real one reads an equal number; the global batches are then the
+        same for every world size that divides it, as long as ``batch_size`` times world size is
+    :param connections: ranged GETs at the same time
+    :param memory: for raw bytes: one window a virtual rank of this process, and what is fetched ahead; refused when it cannot fit
+    :param on_bad: ``"skip"`` leaves out damaged blocks and samples that cannot be decoded, counts and reports them
+    :param stall_timeout_s: raise ``StallTimeout`` after waiting that long for bytes; ``None`` waits for ever
+    :param pin_memory: pin the tensors of a batch where CUDA is there
+    :param allow_mount: read from an object store behind FUSE after all
+    """
+
+    def __init__(
+        self,
+        source: Where | Dataset,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        decode: Decode = "auto",
+        transform: Transform | None = None,
+        collate: Collate = default_collate,
+        threads: int = 4,
+        rank: int | None = None,
+        world_size: int | None = None,
+        virtual_ranks: int | None = None,
+        window: int = 16,
+        drop_last: bool = True,
+        connections: int = 16,
+        memory: str | int = "1GiB",
+        on_bad: OnBad = "raise",
+        stall_timeout_s: float | None = 120.0,
+        pin_memory: bool = False,
+        allow_mount: bool = False,
+        store: StoreConfig | None = None,
+        on_event: Subscriber = ignore,
+    ) -> None:
+        if batch_size < 1:
+            raise UsageError(f"batch_size: {batch_size} is below 1")
+        if threads < 0:
+            raise UsageError(f"threads: {threads} is below 0")
+        if virtual_ranks is not None and virtual_ranks < 1:
+            raise UsageError(f"virtual_ranks: {virtual_ranks} is below 1")
+        check_ranks(rank, world_size)
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.virtual_ranks = virtual_ranks
+        self.receipt: Receipt | None = None
+        self._plan = Plan(
+            source,
+            shuffle=shuffle,
+            seed=seed,
+            window=window,
+            decode=decode,
+            transform=transform,
+            connections=connections,
+            memory=memory,
+            on_bad=on_bad,
+            stall_timeout_s=stall_timeout_s,
+            allow_mount=allow_mount,
+            store=store,
+            on_event=on_event,
+        )
+        self._collate = collate
+        self._threads = threads
+        self._rank, self._world_size = rank, world_size
+        self._pin = pin_memory and torch.cuda.is_available()
+        self._position = Position()
+        self._resumed = False
+        self._iteration: object = None
+        self._warned = False
+        # Before the process group is there, the world is not known yet, and what depends on it is checked when iteration begins.
+        self._plan.budget(self._cut()[2] if ranks_known(rank) else 1)
+        self._warn_if_empty()
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data set that is read."""
+        return self._plan.dataset
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or that the next iteration will read."""
+        return self._position.epoch
+
+    def __len__(self) -> int:
+        """Batches of the current epoch, from its beginning: those that were taken before a resume and those that are left."""
+        return self._position.batches + self.batches_left
+
+    @property
+    def batches_left(self) -> int:
+        """Batches that this rank has not taken yet in the current epoch."""
+        shares, per_share, _ = self._cut()
+        left = size(self._position.left(len(self.dataset)))
+        return batches(left, shares, per_share, drop_last=self.drop_last)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch that was taken, whatever was fetched ahead: plain values, below 1 KB, equal on every rank."""
+        return self._plan.state(self._position, self.virtual_ranks).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at ``state``: the next iteration gives the samples that were still due in its epoch, once each.
+
+        World size, batch size, threads and the data's place may differ from when it was saved. ``window`` is taken from the state, and so
+        is ``virtual_ranks`` unless this loader was given its own. Raises ``StateMismatch`` for other data, another seed or ``shuffle``.
+        """
+        loaded = State.from_dict(state)
+        self._plan.adopt(loaded)
+        if self.virtual_ranks is None:
+            self.virtual_ranks = loaded.virtual_ranks
+        self._position = loaded.position
+        self._resumed = True
+        self._iteration = None
+
+    def __getitem__(self, index: object) -> Any:
+        return self.dataset[index]
+
+    def _cut(self) -> tuple[int, int, int]:
+        """Into how many shares the data is cut, how many samples of each go into a batch, and how many of them this rank reads."""
+        _, world = find_ranks(self._rank, self._world_size)
+        shares = self.virtual_ranks or world
+        if shares % world:
+            raise UsageError(
+                f"virtual_ranks: {shares} virtual ranks cannot be divided among {world} ranks; use a world size that divides {shares}, or "
+                f"pass virtual_ranks={world} to cut what is left of the epoch anew"
+            )
+        lanes = shares // world
+        if self.batch_size % lanes:
+            raise UsageError(
+                f"batch_size: {self.batch_size} cannot be divided among the {lanes} virtual ranks that each of {world} ranks reads; "
+                f"use a multiple of {lanes}"
+            )
+        return shares, self.batch_size // lanes, lanes
+
+    def _warn_if_empty(self) -> None:
+        _, world = find_ranks(self._rank, self._world_size)
+        total = format_count(len(self.dataset))
+        if self._warned or not self.drop_last or self._position.cuts or len(self.dataset) // world >= self.batch_size:
+            return
+        self._warned = True
+        ranks = f" on each of {world} ranks" if world > 1 else ""
+        warnings.warn(
+            f"{self.dataset.location} has {total} samples, too few for a batch of {self.batch_size}{ranks}: with drop_last=True an epoch "
+            "has 0 batches. Use a smaller batch_size, or drop_last=False to get them in a masked batch",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator: nothing changes before its first batch is asked for, so a loaded state is not lost by an iter() that nobody uses.
+        position = self._position if self._resumed else Position(self._position.epoch)
+        self._position, self._resumed = position, False
+        self._iteration = token = object()
+        self._warn_if_empty()
+        plan = self._plan
+        rank, _ = find_ranks(self._rank, self._world_size)
+        shares, per_share, lanes = self._cut()
+        left = position.left(len(self.dataset))
+        count = batches(size(left), shares, per_share, drop_last=self.drop_last)
+        own = [share(left, number, shares, limit=count * per_share) for number in range(rank * lanes, (rank + 1) * lanes)]
+        reader = plan.reader(position.epoch, own, per_share)
+        source = _Batches(plan, reader, own, per_share, count, epoch=position.epoch)
+        total, taken, delivered, waited_s, began = Made(), 0, 0, 0.0, time.monotonic()
+        made: Iterator[tuple[Any, Made]]
+        pipeline: Pipeline[Sample | None, Made, tuple[Any, Made]] | None = None
+        if self._threads:
+            pipeline = Pipeline(
+                source,
+                plan.make,
+                lambda parts: self._assemble(parts, source),
+                threads=self._threads,
+                cut=not plan.plain,
+                stop_groups=reader.close,
+            )
+            made = iter(pipeline)
+        else:
+            made = (self._assemble([plan.make(group)], source) for group in source)
+        try:
+            for batch, counts in made:
+                if pipeline is None:
+                    waited_s += time.monotonic() - began
+                if self._iteration is not token:
+                    raise UsageError(
+                        "this iteration of the loader is over: another one was started, or a state was loaded, since its last batch. "
+                        "Make two loaders to read the data twice at the same time"
+                    )
+                delivered += len(counts.samples)
+                counts.samples = []
+                total.add(counts)
+                taken += 1
+                position = position.advanced(shares, per_share)
+                self._position = position
+                yield batch
+                began = time.monotonic()
+        finally:
+            reader.close()
+            if pipeline is not None:
+                pipeline.close()
+                waited_s = pipeline.waited_s
+            self.receipt = receipt_of(
+                plan,
+                reader,
+                total,
+                epoch=position.epoch,
+                batches=taken,
+                expected=sum(size(lane) for lane in own),
+                delivered=delivered,
+                waited_s=waited_s,
+                complete=taken == count,
+            )
+        if self._iteration is token:
+            self._position = Position(position.epoch + 1)
+        plan.report(self.receipt)
+
+    def _assemble(self, parts: Sequence[Made], source: _Batches) -> tuple[Any, Made]:
+        """One batch, padded and masked where that was asked for, and the counts of what went into it."""
+        made = Made()
+        for part in parts:
+            made.add(part)
+        samples = made.samples
+        real = len(samples)
+        if not self.drop_last and real < self.batch_size:
+            filler = samples[-1] if real else source.filler()
+            if not isinstance(filler, dict):
+                raise UsageError(
+                    f"drop_last=False needs samples that are dicts, and transform returned {type(filler).__name__}: pads are told "
+                    "by their key. Return a dict, or use drop_last=True"
+                )
+            samples = samples + [{**filler, "__key__": ""}] * (self.batch_size - real)
+        if not samples:
+            raise UsageError(
+                f"every sample of a batch of {self.batch_size} was dropped or skipped, so there is nothing to put together; "
+                "use drop_last=False to get such a batch masked, or drop less"
+            )
+        batch = self._collate(samples)
+        if not self.drop_last and isinstance(batch, dict):
+            batch["__mask__"] = torch.arange(self.batch_size) < real
+        return (_pinned(batch) if self._pin else batch), made
+
+
+class _Batches:
+    """The raw samples of each batch, ``count`` of them, with a place for every position: a short one is an error, never a short epoch."""
+
+    def __init__(self, plan: Plan, reader: Reader, lanes: Sequence[Intervals], per_lane: int, count: int, *, epoch: int) -> None:
+        self._plan, self._reader, self._epoch = plan, reader, epoch
+        self._sizes = [size(lane) for lane in lanes]
+        self._per_lane, self._count = per_lane, count
+        self._stopped = False
+
+    def __iter__(self) -> Iterator[list[Sample | None]]:
+        groups = iter(self._reader)
+        for number in range(self._count):
+            first = number * self._per_lane
+            due = sum(min(max(held - first, 0), self._per_lane) for held in self._sizes)
+            group = next(groups, []) if due else []
+            if len(group) != due:
+                raise RuntimeError(f"batch {number} holds {len(group)} samples instead of {due}; this is a bug in Stagekit")
+            yield group
+
+    def filler(self) -> Any:
+        """A sample to fill a batch with that has none of its own: the first of the epoch that can be used, the same on every rank and
+        after every resume."""
+        whole = ((0, len(self._plan.dataset)),)
+        reader = self._plan.reader(self._epoch, [whole], 1)
+        try:
+            for group in reader:
+                made = self._plan.make(group)
+                if made.samples:
+                    return made.samples[0]
+        finally:
+            reader.close()
+        raise UsageError(f"every sample of {self._plan.dataset.location} was dropped or skipped, so there is none to fill a batch with")
+
+
+def _pinned(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    if isinstance(value, dict):
+        return {name: _pinned(item) for name, item in value.items()}
+    if isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor | dict | list | tuple) for item in value):
+        return type(value)([_pinned(item) for item in value])
+    return value

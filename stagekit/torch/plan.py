@@ -1,0 +1,216 @@
+"""What the loader and the dataset for people's own ``DataLoader`` have in common: the data, its order, and how a sample is made."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config import StoreConfig
+from ..dataset import Dataset, Sample
+from ..errors import ShardError, UsageError
+from ..order import Epoch, Intervals, Position, State
+from ..progress import Message, Subscriber
+from ..store import Where
+from ..stream.reader import Bad, Budget, OnBad, Reader, plan_memory
+from ..units import format_count, format_duration, format_size, parse_size
+from .decode import Decode, Decoder
+
+Transform = Callable[[Sample], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one epoch delivered on this rank, since it began or was resumed. ``str()`` makes one line of it.
+
+    ``expected`` samples were due: the rank's share, without a tail that ``drop_last`` left out. ``delivered`` came once each; ``dropped``
+    were left out by the transform (``None``), ``skipped`` because they were damaged (``on_bad="skip"``), with the first ten ``reasons``.
+    ``bytes_fetched`` counts blocks, ``data_bytes`` is the whole data set. ``waited_s`` is how long the trainer waited for data.
+    ``complete`` is false when the iteration was left early.
+    """
+
+    epoch: int
+    batches: int
+    expected: int
+    delivered: int
+    dropped: int
+    skipped: int
+    reasons: tuple[str, ...]
+    bytes_fetched: int
+    data_bytes: int
+    waited_s: float
+    complete: bool
+
+    def __str__(self) -> str:
+        parts = [f"{format_count(self.delivered)} of {format_count(self.expected)} samples in {format_count(self.batches)} batches"]
+        if self.dropped:
+            parts.append(f"{format_count(self.dropped)} dropped by the transform")
+        if self.skipped:
+            parts.append(f"{format_count(self.skipped)} skipped as damaged")
+        share = f" ({self.bytes_fetched / self.data_bytes:.2f} of the data set)" if self.data_bytes else ""
+        parts.append(f"{format_size(self.bytes_fetched)} fetched{share}")
+        parts.append(f"waited {format_duration(self.waited_s)} for data")
+        return f"epoch {self.epoch}{'' if self.complete else ', left early'}: {', '.join(parts)}"
+
+
+@dataclass(slots=True)
+class Made:
+    """Samples after decoding and transform, and what became of those that are missing."""
+
+    samples: list[Any] = field(default_factory=list)
+    dropped: int = 0
+    skipped: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, other: Made) -> None:
+        """Put ``other`` behind this."""
+        self.samples += other.samples
+        self.dropped += other.dropped
+        self.skipped += other.skipped
+        self.reasons += other.reasons
+
+
+class Plan:
+    """A data set, the settings of its order, and the way from raw bytes to a sample.
+
+    Everything is checked here, before the first batch: the manifest is read, fields that cannot be decoded are refused, and the windows
+    must fit into ``memory``. Can be pickled when ``transform`` and ``decode`` can.
+    """
+
+    def __init__(
+        self,
+        source: Where | Dataset,
+        *,
+        shuffle: bool,
+        seed: int,
+        window: int,
+        decode: Decode,
+        transform: Transform | None,
+        connections: int,
+        memory: str | int,
+        on_bad: OnBad,
+        stall_timeout_s: float | None,
+        allow_mount: bool,
+        store: StoreConfig | None,
+        on_event: Subscriber,
+    ) -> None:
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise UsageError(f"seed: {seed!r} is no whole number")
+        if window < 1:
+            raise UsageError(f"window: {window} is below 1 block")
+        if connections < 1:
+            raise UsageError(f"connections: {connections} is below 1")
+        if on_bad not in ("raise", "skip"):
+            raise UsageError(f"on_bad: {on_bad!r} is neither 'raise' nor 'skip'")
+        if stall_timeout_s is not None and stall_timeout_s <= 0:
+            raise UsageError(f"stall_timeout_s: {stall_timeout_s} is not above 0; None waits for ever")
+        self.dataset = source if isinstance(source, Dataset) else Dataset(source, store=store, allow_mount=allow_mount)
+        self.shuffle, self.seed, self.window = bool(shuffle), seed, window
+        self.decoder = Decoder(decode, self.dataset.fields)
+        self.transform = transform
+        self.connections = connections
+        self.memory = parse_size(memory, name="memory")
+        self.on_bad: OnBad = on_bad
+        self.stall_timeout_s = stall_timeout_s
+        self.on_event = on_event
+        self._epoch: Epoch | None = None
+
+    def epoch(self, number: int) -> Epoch:
+        """The order of an epoch. The last one is kept, since it takes a moment to make when there are millions of blocks."""
+        if self._epoch is None or self._epoch.number != number:
+            self._epoch = Epoch(
+                self.dataset.block_samples, number, digest=self.dataset.digest, seed=self.seed, shuffle=self.shuffle, window=self.window
+            )
+        return self._epoch
+
+    def budget(self, lanes: int, *, readers: int = 1) -> Budget:
+        """How one of ``readers`` readers spends its part of the memory. Raises ``UsageError`` when its windows do not fit."""
+        window = self.window if self.shuffle else 1
+        return plan_memory(self.dataset, self.memory // readers, lanes=lanes, window=window, connections=self.connections)
+
+    def reader(self, epoch: int, lanes: Sequence[Intervals], per_lane: int, *, readers: int = 1) -> Reader:
+        """A reader of ``lanes`` in epoch ``epoch``."""
+        return Reader(
+            self.dataset,
+            self.epoch(epoch),
+            lanes,
+            per_lane,
+            budget=self.budget(len(lanes), readers=readers),
+            connections=self.connections,
+            on_bad=self.on_bad,
+            stall_timeout_s=self.stall_timeout_s,
+        )
+
+    def state(self, position: Position, virtual_ranks: int | None) -> State:
+        """What to save for ``position``."""
+        return State(self.dataset.digest, self.seed, self.shuffle, self.window, virtual_ranks, position)
+
+    def adopt(self, state: State) -> None:
+        """Take over the order settings of ``state``. Raises ``StateMismatch`` when it belongs to other data or another order."""
+        state.check(digest=self.dataset.digest, seed=self.seed, shuffle=self.shuffle, source=str(self.dataset.location))
+        if state.window != self.window:
+            self.window = state.window
+            self._epoch = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether samples are handed out as they were read."""
+        return self.transform is None and not self.decoder.active
+
+    def make(self, samples: Sequence[Sample | None]) -> Made:
+        """Decode and transform. ``None`` stands for a sample that the reader skipped (and counted). Runs in any thread."""
+        made = Made()
+        decoder, transform = self.decoder, self.transform
+        for sample in samples:
+            if sample is None:
+                continue
+            key = sample["__key__"]
+            try:
+                value: Any = decoder(sample)
+            except ShardError as error:
+                if self.on_bad == "raise":
+                    raise
+                made.skipped += 1
+                made.reasons.append(str(error))
+                continue
+            if transform is not None:
+                try:
+                    value = transform(value)
+                except Exception as error:
+                    error.add_note(f"raised by transform for the sample {key!r} of {self.dataset.location}")
+                    raise
+                if value is None:
+                    made.dropped += 1
+                    continue
+                if isinstance(value, dict):
+                    value.setdefault("__key__", key)
+            made.samples.append(value)
+        return made
+
+    def report(self, receipt: Receipt) -> None:
+        """Tell what an epoch delivered: to ``on_event``, and as a warning when samples were skipped."""
+        self.on_event(Message(str(receipt), "warning" if receipt.skipped else "info"))
+        if receipt.skipped:
+            reasons = "".join(f"\n- {reason}" for reason in receipt.reasons)
+            warnings.warn(f"{self.dataset.location}, {receipt}{reasons}", RuntimeWarning, stacklevel=4)
+
+
+def receipt_of(
+    plan: Plan, reader: Reader, made: Made, *, epoch: int, batches: int, expected: int, delivered: int, waited_s: float, complete: bool
+) -> Receipt:
+    """The receipt for what ``reader`` read and ``made`` counts."""
+    bad: Bad = reader.bad
+    return Receipt(
+        epoch=epoch,
+        batches=batches,
+        expected=expected,
+        delivered=delivered,
+        dropped=made.dropped,
+        skipped=made.skipped + bad.samples,
+        reasons=tuple([*bad.reasons, *made.reasons][:10]),
+        bytes_fetched=reader.bytes_fetched,
+        data_bytes=plan.dataset.nbytes,
+        waited_s=waited_s,
+        complete=complete,
+    )

@@ -1,0 +1,48 @@
+"""Which rank this process is, found out when it is needed and not before."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed
+
+from ..errors import UsageError
+
+
+def check_ranks(rank: int | None, world_size: int | None) -> None:
+    """Raise ``UsageError`` for a rank without a world size, the other way round, or one outside the other."""
+    if (rank is None) != (world_size is None):
+        raise UsageError("rank and world_size belong together: give both, or neither to take those of the process group")
+    if rank is not None and world_size is not None and not 0 <= rank < world_size:
+        raise UsageError(f"rank: {rank} is not in a world of {world_size} (0 to {world_size - 1})")
+
+
+def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size: the given ones, else the process group's, else those in ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
+
+    The process group is looked at on every call, so that a loader may be built before ``init_process_group``.
+    """
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if _in_group():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    texts = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if texts[0] is None or texts[1] is None:
+        return 0, 1
+    try:
+        found = int(texts[0]), int(texts[1])
+    except ValueError:
+        raise UsageError(
+            f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} in the environment are no numbers; unset them or pass rank="
+        ) from None
+    check_ranks(*found)
+    return found
+
+
+def ranks_known(rank: int | None) -> bool:
+    """Whether ``find_ranks`` has anything to go by: before ``init_process_group`` it may not."""
+    return rank is not None or _in_group() or "WORLD_SIZE" in os.environ
+
+
+def _in_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
