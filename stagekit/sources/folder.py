@@ -96,14 +96,14 @@ class _Walk:
     def listing(self) -> Listing:
         root, result = self._source.path, self._listing
         try:
-            mode = os.stat(root).st_mode
+            top = os.stat(root)
         except FileNotFoundError:
             raise SourceError(f"reading {root}: there is no such folder; check the path") from None
         except OSError as error:
             raise SourceError(f"reading {root}: {_reason(error)}") from error
-        if not stat.S_ISDIR(mode):
+        if not stat.S_ISDIR(top.st_mode):
             raise SourceError(f"reading {root}: it is a file; a source is the folder that holds the files to pack")
-        for path, info in self._files("", root, frozenset()):
+        for path, info in self._files("", root, frozenset({(top.st_dev, top.st_ino)})):
             self._add(path, info.st_size)
         if self._without_extension:
             self._refuse_without_extension()
