@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -84,6 +85,7 @@ class Reader:
     how many positions it stands for. With ``on_bad="raise"`` a damaged block raises ``CorruptShard`` in its place.
 
     Each lane holds one window; what comes next is fetched meanwhile, by ``connections`` daemon threads, within ``budget.ahead_bytes``.
+    Before the first list is there, only what it needs is fetched: one window a lane where a window holds that many samples.
     ``close()``, from any thread, ends the iteration and the threads. A reader is iterated once.
     """
 
@@ -113,6 +115,8 @@ class Reader:
         self._fetcher: Fetcher | None = None
         self._earlier_bytes, self._earlier_waited_s = 0, 0.0
         self._closed = False
+        # What the first list does not need is not fetched before it is there: it would take a share of the link from it.
+        self._begun = threading.Event()
 
     @property
     def bytes_fetched(self) -> int:
@@ -127,6 +131,7 @@ class Reader:
     def close(self) -> None:
         """End the iteration and stop the fetch threads. May be called twice, and from another thread than the one that iterates."""
         self._closed = True
+        self._begun.set()
         fetcher = self._fetcher
         if fetcher is not None:
             fetcher.close()
@@ -148,6 +153,7 @@ class Reader:
                         needed -= len(taken)
                 if not group or self._closed:
                     return
+                self._begun.set()
                 yield group
         finally:
             self.close()
@@ -246,7 +252,9 @@ class Reader:
         if first:
             yield first
         lanes = [self._needed(number, offset) for number, offset in enumerate(offsets)]
-        for _, _, _, stretch in heapq.merge(*lanes, key=lambda entry: entry[:3]):
+        for group, _, _, stretch in heapq.merge(*lanes, key=lambda entry: entry[:3]):
+            if group:
+                self._begun.wait()
             yield stretch.blocks.tolist()
 
     def _needed(self, lane: int, opened: int) -> Iterator[tuple[int, int, int, Stretch]]:

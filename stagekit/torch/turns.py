@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing.context
 import multiprocessing.reduction
-import multiprocessing.spawn
 import os
 import tempfile
 import weakref
@@ -42,7 +42,7 @@ class Turns:
         self._close = weakref.finalize(self, os.close, self._fd)
 
     def __getstate__(self) -> dict[str, Any]:
-        if multiprocessing.spawn.get_spawning_popen() is None:  # type: ignore[attr-defined]  # there, and missing in the stubs
+        if multiprocessing.context.get_spawning_popen() is None:
             return {"book": self._read()}
         return {"fd": multiprocessing.reduction.DupFd(self._fd)}
 
