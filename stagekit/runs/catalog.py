@@ -111,7 +111,7 @@ def _by_metric(store: Store, best: tuple[str, str] | None) -> list[Checkpoint]:
     if rule is None:
         known = sorted({name for one in checkpoints for name in one.metrics})
         raise CheckpointError(
-            f"{store.location} does not say which metric is the best one to go by; give the Run keep_best=(metric, 'min' or 'max', how many)"
+            f"{store.location} does not say which metric decides what is best; give the Run keep_best=(metric, 'min' or 'max', how many)"
             + (f". Its metrics are {', '.join(known)}" if known else ". It has no metrics")
         )
     ranked = rank(checkpoints, rule)

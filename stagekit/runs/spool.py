@@ -64,15 +64,20 @@ class PinnedFile:
 
 @dataclass(slots=True)
 class Entry:
-    """One pending save. ``name`` is given once a lease is held, ``session`` is the process that sends it."""
+    """One pending save.
 
-    directory: Path
-    session: str
+    ``session`` is the process that sends it, ``origin`` the one it was handed over to; they differ once it was adopted. ``name`` is given
+    when a lease is held. ``dropped`` is set, with the reason, when policy dropped the step: what remains to be sent is a record of that.
+    """
+
     run: str
     store: StoreConfig | None
     step: int
     counter: int
-    files: list[PinnedFile]
+    directory: Path = Path()
+    session: str = ""
+    origin: str = ""
+    files: list[PinnedFile] = field(default_factory=list)
     epoch: int | None = None
     metrics: Metrics = field(default_factory=dict)
     identity: Mapping[str, str | int] = field(default_factory=dict)
@@ -115,6 +120,7 @@ class Entry:
                 "format": "stagekit-pending-save",
                 "version": 1,
                 "session": self.session,
+                "origin": self.origin,
                 "run": self.run,
                 "store": asdict(self.store) if self.store is not None else None,
                 "step": self.step,
@@ -145,6 +151,7 @@ class Entry:
             return cls(
                 directory=directory,
                 session=values["session"],
+                origin=values["origin"],
                 run=values["run"],
                 store=StoreConfig(**{key: value for key, value in store.items() if key in known}) if store is not None else None,
                 step=values["step"],
@@ -290,7 +297,7 @@ class Spool:
         return PinnedFile(path, now.st_size, now.st_mtime_ns, now.st_ino, source)
 
     def _commit(self, incoming: Path, entry: Entry) -> Entry:
-        entry.directory, entry.session = incoming, self.session
+        entry.directory, entry.session, entry.origin = incoming, self.session, self.session
         self.save(entry, durable=False)
         entry.directory = self.directory / "entries" / incoming.name
         incoming.rename(entry.directory)
@@ -317,6 +324,10 @@ class Spool:
         with self._lock:
             for file in entry.files:
                 self._seen.pop(file.inode, None)  # its number may now go to another file
+
+    def strip(self, entry: Entry) -> None:
+        """Let go of the files of an entry that policy dropped; its record stays until the bucket has one too."""
+        shutil.rmtree(entry.directory / "files", ignore_errors=True)
 
     def _discard(self, directory: Path) -> None:
         trash = self.directory / "trash" / directory.name

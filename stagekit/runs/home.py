@@ -1,0 +1,73 @@
+"""What this machine remembers of its runs: which URLs it wrote to, where their pending saves lie, which directories they came from.
+
+One small file per run under the machine's home (``config.home_directory``). ``stagekit teardown`` looks there when it is not told what to
+look at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from ..config import StoreConfig, home_directory
+from ..errors import ManifestError
+from .layout import seal, unseal
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRun:
+    """A run that was written from this machine, with the spools and watched directories of all its trainings, sorted."""
+
+    url: str
+    store: StoreConfig | None
+    spools: tuple[Path, ...]
+    watched: tuple[Path, ...]
+
+
+def known_runs(home: Path | None = None) -> list[KnownRun]:
+    """Every run this machine wrote to, sorted by URL. Raises ``ManifestError`` naming a record that cannot be read."""
+    folder = (home or home_directory()) / "runs"
+    return sorted((_read(path) for path in folder.glob("*.json")), key=lambda known: known.url)
+
+
+def remember(url: str, store: StoreConfig | None, spool: Path, watched: Iterable[Path] = (), *, home: Path | None = None) -> None:
+    """Note that this machine writes to ``url``; what was noted before stays. Raises ``OSError`` when the home cannot be written."""
+    folder = (home or home_directory()) / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+    spools, directories = {spool.absolute()}, {directory.absolute() for directory in watched}
+    if path.exists():
+        before = _read(path)
+        spools.update(before.spools)
+        directories.update(directory for directory in before.watched if directory.exists())  # rotated checkpoints do not pile up
+        if before == KnownRun(url, store, tuple(sorted(spools)), tuple(sorted(directories))):
+            return
+    values = {
+        "format": "stagekit-known-run",
+        "version": 1,
+        "url": url,
+        "store": asdict(store) if store is not None else None,
+        "spools": sorted(map(str, spools)),
+        "watched": sorted(map(str, directories)),
+    }
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(seal(values))
+    temporary.replace(path)
+
+
+def _read(path: Path) -> KnownRun:
+    values = unseal(path.read_bytes(), "stagekit-known-run", 1, source=str(path))
+    try:
+        store = values["store"]
+        known = {one.name for one in fields(StoreConfig)}
+        return KnownRun(
+            url=str(values["url"]),
+            store=StoreConfig(**{key: value for key, value in store.items() if key in known}) if store is not None else None,
+            spools=tuple(Path(item) for item in values["spools"]),
+            watched=tuple(Path(item) for item in values["watched"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ManifestError(f"{path}: it is no record of a run ({error})") from None

@@ -1,0 +1,419 @@
+"""One training's durable record: save, restore, and know what is safe. Torch-free."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from ..config import StoreConfig, process_rank
+from ..errors import StagekitError, UsageError
+from ..location import Location
+from ..progress import Event, Message, Subscriber
+from ..store import Where, open_store
+from ..store.base import Store
+from ..units import format_duration, format_size, parse_duration, parse_size
+from . import catalog, ending, identity, lease
+from .home import remember
+from .layout import Checkpoint, Metrics, Selector, check_step
+from .restore import refuse_target, restore
+from .retention import Policy
+from .spool import Entry, Spool, default_dir
+from .sync import RunStatus, SyncSettings, Upload, Uploader
+
+_LOG = logging.getLogger("stagekit")
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def log(event: Event) -> None:
+    """The default subscriber of a run: sentences go to the logger ``stagekit``, warnings to standard error when logging is not set up."""
+    if isinstance(event, Message):
+        _LOG.log(_LEVELS[event.level], "%s", event.text)
+
+
+class Run:
+    """The durable record of one training at ``where``, such as ``s3://bucket/runs/first``.
+
+    Making it does no I/O. Reading calls (``latest``, ``checkpoints``, ``restore``, ``status``) write nothing anywhere; the first save, or
+    ``drain()``, takes the run over for this process and finishes what a killed process left on this disk.
+
+    A save is handed over in milliseconds and sent in the background: files, verified, then the manifest that makes it a checkpoint. Until
+    then its local copies are pinned in ``spool_dir``. A process that ends drains first, for at most ``drain_s``.
+
+    ``keep_last``, ``keep_every``, ``keep_best=(metric, "min" | "max", count)``: which checkpoints stay in the bucket; without any of them
+    all do. ``backlog``: when saves come faster than the network takes them, drop intermediate ones that nothing asks to keep
+    (``"coalesce"``, beyond 4 pending or over ``disk``), or ``"wait"``. ``base_model``: name and revision; a restore refuses another one.
+    ``rank`` and ``world_size`` come from ``RANK`` and ``WORLD_SIZE``: only rank 0 commits.
+
+    Failures in the background are sticky: what does not heal by itself is raised at the next save, and everything that did not reach the
+    bucket at ``drain()`` and ``close()``.
+
+    Example::
+
+        run = stagekit.Run("s3://my-bucket/runs/first")
+        run.submit("out/checkpoint-500", step=500, metrics={"loss": 0.3})
+        run.close()
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        *,
+        store: StoreConfig | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_best: tuple[str, str, int] | None = None,
+        backlog: Literal["coalesce", "wait"] = "coalesce",
+        spool_dir: str | os.PathLike[str] | None = None,
+        disk: str | int | None = None,
+        base_model: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drain_s: str | float = "10min",
+        grace_s: str | float = 25.0,
+        on_event: Subscriber = log,
+        clock: Callable[[], float] = time.time,
+        settings: SyncSettings | None = None,
+    ) -> None:
+        if backlog not in ("coalesce", "wait"):
+            raise UsageError(f"backlog: {backlog!r} is neither 'coalesce' nor 'wait'")
+        from_launcher = process_rank()
+        self.rank = from_launcher[0] if rank is None else rank
+        self.world_size = from_launcher[1] if world_size is None else world_size
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank {self.rank} of {self.world_size}: ranks count from 0 to world_size - 1")
+        self._where = where if isinstance(where, str | os.PathLike | Location) else None
+        self._opened: Store | None = None if self._where is not None else where  # type: ignore[assignment]  # Where without its path types
+        self._config = store
+        self._policy = Policy(keep_last, keep_every, tuple(keep_best) if keep_best is not None else None)  # type: ignore[arg-type]  # checked there
+        self._base_model = base_model
+        self._drain_s = parse_duration(drain_s, name="drain_s")
+        self.grace_s = parse_duration(grace_s, name="grace_s")
+        self._on_event = on_event
+        self._clock = clock
+        self._spool_dir = Path(spool_dir).expanduser().absolute() if spool_dir is not None else None
+        self._location = Location.parse(self._where) if self._where is not None else self._store.location
+        base = settings or SyncSettings()
+        self._settings = SyncSettings(
+            policy=self._policy,
+            backlog=backlog,
+            disk_bytes=parse_size(disk, name="disk") if disk is not None else None,
+            rank=self.rank,
+            world_size=self.world_size,
+            parts_timeout_s=base.parts_timeout_s,
+            retry_after_s=base.retry_after_s,
+            clock=clock,
+            monotonic=base.monotonic,
+            sleep=base.sleep,
+            threads=base.threads,
+        )
+        self._pid: int | None = None
+        self._spool: Spool | None = None
+        self._uploader: Uploader | None = None
+        self._watched: set[Path] = set()
+        self._resumed: Checkpoint | None = None
+        self._dataset: str | None = None
+        self._closed = False
+
+    @property
+    def url(self) -> str:
+        """Where the run lies."""
+        return str(self._location)
+
+    # -------------------------------------------------------------------------------------------------------- saving
+
+    @contextmanager
+    def checkpoint(
+        self, *, step: int, epoch: int | None = None, metrics: Mapping[str, float] | None = None, final: bool = False
+    ) -> Iterator[Path]:
+        """A new local directory to save into; leaving the block hands it over without a copy. An exception inside saves nothing.
+
+        ``metrics`` may be filled inside the block. At its end, *after* this save was pinned, it raises what ``submit`` raises.
+        """
+        with self._checkpoint(step, epoch, metrics, final) as directory:
+            yield directory
+        if self._uploader is not None:
+            self._uploader.raise_sticky()
+
+    @contextmanager
+    def _checkpoint(self, step: int, epoch: int | None, metrics: Mapping[str, float] | None, final: bool) -> Iterator[Path]:
+        check_step(step)
+        spool, uploader = self._begin()
+        reserved = spool.reserve()
+        try:
+            yield reserved
+            entry = spool.accept(reserved, self._entry(uploader, step, epoch, metrics, final))
+            if not entry.files:
+                spool.remove(entry)
+                raise UsageError(f"step {step}: nothing was written into the checkpoint's directory, so there is nothing to save")
+        except BaseException:
+            spool.release(reserved)
+            raise
+        self._hand_over(uploader, entry)
+
+    def submit(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        step: int,
+        epoch: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+        final: bool = False,
+    ) -> Upload:
+        """Hand over a finished directory (or one file). Returns before the bytes are safe: ask ``Upload.wait`` or ``drain``.
+
+        The files are pinned first, so the directory may be rotated or removed at once. Raises ``UsageError`` and ``SourceError`` for what
+        cannot be saved, ``OutOfSpace`` when the spool's disk is full; and, *after* this save was pinned, what went wrong with earlier ones
+        and will not heal by itself (``UploadFailed``, ``Fenced``).
+        """
+        check_step(step)
+        source = Path(directory).expanduser().absolute()
+        spool, uploader = self._begin()
+        self.watch(source)
+        entry = spool.pin(source, self._entry(uploader, step, epoch, metrics, final))
+        upload = self._hand_over(uploader, entry)
+        uploader.raise_sticky()
+        return upload
+
+    def watch(self, directory: str | os.PathLike[str]) -> None:
+        """Note that ``directory`` belongs to this run, so that ``stagekit teardown`` looks at it."""
+        path = Path(directory).expanduser().absolute()
+        if path not in self._watched:
+            self._watched.add(path)
+            if self._spool is not None:
+                self._remember()
+
+    def _entry(self, uploader: Uploader, step: int, epoch: int | None, metrics: Mapping[str, float] | None, final: bool) -> Entry:
+        return Entry(
+            run=self.url,
+            store=self._config,
+            step=step,
+            counter=uploader.next_counter(),
+            epoch=epoch,
+            metrics=_numbers(metrics or {}),
+            identity=self._identity(),
+            best=self._policy.best,
+            saved_s=self._clock(),
+            final=final,
+            rank=self.rank,
+            world_size=self.world_size if uploader.joined else 1,
+        )
+
+    def _hand_over(self, uploader: Uploader, entry: Entry) -> Upload:
+        uploader.pinned(entry)
+        return uploader.add(entry)
+
+    def session(self) -> str:
+        """Take the run over now and return what the other ranks must ``join``, so that every rank's files go into the same checkpoints.
+
+        Only for trainings in which each rank saves files of its own. Every rank then saves the same steps in the same order.
+        """
+        _, uploader = self._begin()
+        if self.rank != 0:
+            raise UsageError(f"rank {self.rank} asked for a session; rank 0 takes the run over and hands its session to the others")
+        generation, owner = uploader.session()
+        return f"{generation:06d}-{owner}"
+
+    def join(self, session: str) -> None:
+        """Save under rank 0's ``session``. Rank 0 commits a step when every rank has delivered."""
+        generation, _, owner = session.partition("-")
+        self._begin(join=(int(generation), owner))
+
+    def _identity(self) -> identity.Identity:
+        return identity.current(world_size=self.world_size, base_model=self._base_model, dataset=self._dataset)
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint whose manifest parses and whose files have the right sizes; ``None`` for a run that provably has none.
+
+        A damaged one is passed over with a warning. "Cannot tell" (refused, no answer, no such bucket) raises.
+        """
+        return catalog.latest(self._store, on_event=self._on_event)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All committed checkpoints with a readable manifest, newest first."""
+        return list(catalog.read_all(self._store).checkpoints)
+
+    def restore(
+        self,
+        directory: str | os.PathLike[str],
+        step: Selector | None = None,
+        *,
+        strict: bool = False,
+        allow_fresh: bool = False,
+    ) -> Checkpoint | None:
+        """Put the newest whole checkpoint (or ``step``, or ``"best"``) into ``directory``, which must be empty or missing.
+
+        Every hash is checked; a damaged checkpoint is passed over with a warning that names file and hashes, or raises with ``strict``.
+        Returns ``None`` for a new run. Raises when it cannot be told what the run has, or nothing of it is whole: training from scratch
+        would be the wrong answer. ``allow_fresh`` accepts that answer, with a warning.
+        """
+        target = Path(directory).expanduser().absolute()
+        refuse_target(target)
+        selector: Selector = "latest" if step is None else step
+        if isinstance(selector, int):
+            check_step(selector)
+        try:
+            found = restore(self._store, target, selector, strict=strict, best=self._policy.best, on_event=self._on_event)
+        except StagekitError as error:
+            if not allow_fresh or isinstance(error, UsageError):
+                raise
+            self._on_event(Message(f"starting from scratch, as allow_fresh says, although {error}", "warning"))
+            return None
+        if found is not None:
+            try:
+                told = identity.differences(found.manifest.identity, self._identity())
+            except StagekitError:
+                shutil.rmtree(target)
+                raise
+            for sentence in told:
+                self._on_event(Message(f"step {found.step} of {self.url}: {sentence}", "warning"))
+            self._resumed = found
+            if self._uploader is not None:
+                self._uploader.protect(found.name)
+        return found
+
+    def status(self) -> RunStatus:
+        """What this process knows: what is pending, what failed, what is verified. Asks nobody."""
+        if self._uploader is None or self._pid != os.getpid():
+            return RunStatus(self.url, None, None, (), 0, None, (), (), ())
+        return self._uploader.status()
+
+    # -------------------------------------------------------------------------------------------------------- ending
+
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Wait until everything handed over is in the bucket, also what a killed process left on this disk.
+
+        Raises ``UploadFailed`` when something is not, after ``timeout_s`` or when it was refused; it stays pinned.
+        """
+        _, uploader = self._begin()
+        uploader.drain(timeout_s)
+        if (error := uploader.unsynced()) is not None:
+            raise error
+
+    def close(self) -> None:
+        """Drain for at most ``drain_s``, then say in the bucket that this process has finished. Closing twice is no error.
+
+        Raises like ``drain``; what is pending then stays pinned on disk.
+        """
+        if self._closed or self._uploader is None or self._spool is None or self._pid != os.getpid():
+            self._closed = True
+            return
+        self._closed = True
+        ending.forget(self)
+        uploader, spool = self._uploader, self._spool
+        try:
+            uploader.drain(self._drain_s)
+        finally:
+            uploader.stop()
+            if uploader.held is not None and uploader.status().synced:
+                with suppress(StagekitError):  # the next writer is warned without need, no more
+                    lease.close(self._store, uploader.held)
+            spool.close()
+        if (error := uploader.unsynced()) is not None:
+            raise error
+
+    def finish_at_exit(self) -> str | None:
+        """What ``ending`` calls when the process ends without ``close``."""
+        if self._uploader is None:
+            return None
+        status = self._uploader.status()
+        if status.pending:
+            self._on_event(
+                Message(
+                    f"{len(status.pending)} checkpoints ({format_size(status.pending_bytes)}) are not in {self.url} yet; sending them for "
+                    f"at most {format_duration(self._drain_s)}, ctrl-C leaves at once",
+                    "warning",
+                )
+            )
+        try:
+            self.close()
+        except StagekitError as error:
+            return str(error)
+        except KeyboardInterrupt:
+            left = self._uploader.unsynced()
+            if left is None:
+                raise
+            return f"interrupted: {left}"
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except StagekitError as failure:
+            error.add_note(str(failure))
+
+    # -------------------------------------------------------------------------------------------------------- beginning
+
+    @property
+    def _store(self) -> Store:
+        if self._opened is None:
+            assert self._where is not None
+            self._opened = open_store(self._where, self._config, on_event=self._on_event)
+        return self._opened
+
+    def _begin(self, *, join: tuple[int, str] | None = None) -> tuple[Spool, Uploader]:
+        """Become a writer: a session in the spool, a note in the machine's home, and the backlog of dead processes."""
+        if self._closed:
+            raise UsageError(f"the run {self.url} was closed; make a new Run to save to it")
+        if self._uploader is not None and self._spool is not None:
+            if self._pid != os.getpid():
+                raise UsageError(f"the run {self.url} is used in a forked child; only the process that made it may save")
+        else:
+            self._pid = os.getpid()
+            self._spool = Spool(self._spool_dir or default_dir())
+            self._uploader = Uploader(self._spool, self.url, lambda: self._store, self._settings, self._on_event)
+            if self._resumed is not None:
+                self._uploader.protect(self._resumed.name)
+            self._remember()
+            ending.watch(self)
+            self._adopt(self._spool, self._uploader)
+        if join is not None:
+            self._uploader.join(join)
+        if self.rank != 0 and not self._uploader.joined:
+            raise UsageError(
+                f"rank {self.rank} of {self.world_size} saves to {self.url}; only rank 0 commits. Save on rank 0, or join() its session()"
+            )
+        return self._spool, self._uploader
+
+    def _adopt(self, spool: Spool, uploader: Uploader) -> None:
+        if self.rank != 0:
+            return
+        left = spool.adopt(self.url)
+        waiting = [str(entry.step) for entry in left if entry.dropped is None]
+        if waiting:
+            self._on_event(
+                Message(f"the last process here ended before step {', '.join(waiting)} was in {self.url}; that is finished now", "warning")
+            )
+        # What the other ranks had to deliver first: the commit waits for it.
+        for entry in sorted(left, key=lambda one: one.rank == 0):
+            uploader.add(entry, adopted=True)
+
+    def _remember(self) -> None:
+        try:
+            remember(self.url, self._config, self._spool.directory if self._spool else default_dir(), self._watched)
+        except OSError as error:
+            self._on_event(Message(f"this machine cannot note that it writes to {self.url}, so teardown must be told: {error}", "warning"))
+
+
+def _numbers(metrics: Mapping[str, float]) -> Metrics:
+    result = {}
+    for name, value in metrics.items():
+        try:
+            result[str(name)] = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"the metric {name!r} is {value!r}, which is no number; leave it out or give its mean") from None
+    return result

@@ -1,0 +1,713 @@
+"""The uploader: one background thread that brings pending saves into the bucket, files first, the manifest last.
+
+A save counts as *verified* when every file was compared with what the store holds and the manifest was, too. Until then its local copies
+stay pinned, across any number of failures, processes and reboots.
+
+What is passing (no answer, 5xx, slow down) is tried again by itself, later and later. What is not (refused, no such bucket) is tried again
+when there is a reason to: a new save, or somebody waiting. Another machine that took the run over ends it: nothing more is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..errors import CheckpointError, Conflict, Fenced, NotFound, SourceError, StagekitError, StoreError, UploadFailed
+from ..progress import Message, Progress, Stage, Subscriber, ignore
+from ..store.base import Store
+from ..transfer.put import file_sha256, put_file, put_object
+from ..units import format_duration, format_size
+from . import catalog, lease, retention
+from .layout import RUN_JSON, Checkpoint, CheckpointManifest, CheckpointName, FileRecord, PartRecord, RunRecord, SupersededRecord
+from .spool import Entry, PinnedFile, Spool
+
+BACKLOG = 4
+LARGE = 64 * 2**20
+
+UploadState = Literal["pending", "sending", "verified", "superseded", "unsaved"]
+
+
+class Upload:
+    """One save on its way. It is safe once ``state`` is ``"verified"``, not before."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.state: UploadState = "pending"
+        self.error: Exception | None = None
+        self._done = threading.Event()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until this save is verified (true), or was dropped by policy or lost, or ``timeout_s`` has passed (false)."""
+        self._done.wait(timeout_s)
+        return self.state == "verified"
+
+    def _settle(self, state: UploadState, error: Exception | None = None) -> None:
+        self.state, self.error = state, error
+        self._done.set()
+
+    def __repr__(self) -> str:
+        return f"<Upload of step {self.step}: {self.state}>"
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    entry: Entry
+    upload: Upload
+    adopted: bool
+    failures: int = 0
+    blocked: bool = False
+    error: Exception | None = None
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """What one process knows about its run. ``pending`` are steps that are not in the bucket yet, oldest first."""
+
+    url: str
+    generation: int | None
+    verified: int | None
+    pending: tuple[int, ...]
+    pending_bytes: int
+    sending: int | None
+    superseded: tuple[int, ...]
+    unsaved: tuple[tuple[int, str], ...]
+    errors: tuple[tuple[int, str], ...]
+
+    @property
+    def synced(self) -> bool:
+        """Whether the bucket has everything that was handed over and was to be kept."""
+        return not self.pending and not self.unsaved
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """How pending saves are treated. ``retry_after_s`` tells the pause after so many passing failures in a row."""
+
+    policy: retention.Policy = field(default_factory=retention.Policy)
+    backlog: Literal["coalesce", "wait"] = "coalesce"
+    disk_bytes: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    parts_timeout_s: float = 600.0
+    retry_after_s: Callable[[int], float] = lambda failures: min(300.0, 5.0 * 2 ** (failures - 1))
+    clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    threads: int = 4
+
+
+class Uploader:
+    """Sends the entries of one spool to one run. Making it starts nothing; the first ``add`` starts the thread, a daemon."""
+
+    def __init__(
+        self, spool: Spool, url: str, open_store: Callable[[], Store], settings: SyncSettings, on_event: Subscriber = ignore
+    ) -> None:
+        self._spool = spool
+        self._url = url
+        self._open_store = open_store
+        self._settings = settings
+        self._on_event = on_event
+        self._changed = threading.Condition()
+        self._jobs: list[_Job] = []
+        self._sending: _Job | None = None
+        self._dropping: list[Entry] = []
+        self._dropped: list[Entry] = []
+        self._superseded: list[int] = []
+        self._unsaved: list[tuple[int, Exception]] = []
+        self._sticky: list[Exception] = []
+        self._fenced: Fenced | None = None
+        self._lease: lease.Lease | None = None
+        self._joined: tuple[int, str] | None = None
+        self._counter = 0
+        self._verified: CheckpointName | None = None
+        self._known: list[Checkpoint] | None = None
+        self._protected: set[CheckpointName] = set()
+        self._retry_at: float | None = None
+        self._records_blocked = False
+        self._newest_first = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._told: set[str] = set()
+
+    # -------------------------------------------------------------------------------------------------------- handing over
+
+    def next_counter(self) -> int:
+        """A number for the next save, unique within this process."""
+        with self._changed:
+            self._counter += 1
+            return self._counter
+
+    def add(self, entry: Entry, *, adopted: bool = False) -> Upload:
+        """Queue a pinned save. Returns at once, or with ``backlog="wait"`` when no more than ``BACKLOG`` others are pending."""
+        upload = Upload(entry.step)
+        dropped: list[Entry] = []
+        news: list[Message] = []
+        with self._changed:
+            if entry.dropped is not None:
+                upload._settle("superseded")
+                self._superseded.append(entry.step)
+                dropped = [entry]
+            else:
+                if entry.name is None and self._joined is not None:
+                    entry.name = CheckpointName(self._joined[0], entry.step, entry.counter, self._joined[1])
+                self._jobs.append(_Job(entry, upload, adopted))
+                if self._settings.backlog == "coalesce" and not adopted:
+                    dropped, news = self._coalesce()
+            self._dropping.extend(dropped)
+            self._wake()
+            self._start()
+        for message in news:
+            self._on_event(message)
+        if dropped:
+            threading.Thread(target=self._drop, args=(dropped,), name="stagekit-drop", daemon=True).start()
+        if self._settings.backlog == "wait" and not adopted:
+            self._wait_for_room()
+        return upload
+
+    def _coalesce(self) -> tuple[list[Entry], list[Message]]:
+        """Drop intermediate saves while there are too many or they hold too much disk: never the newest, final, best or keep-every ones."""
+        dropped: list[Entry] = []
+        news: list[Message] = []
+        disk = self._settings.disk_bytes
+        while self._over(self._jobs):
+            job = next((job for job in self._jobs[:-1] if job is not self._sending and not self._is_precious(job)), None)
+            if job is None:
+                if disk is not None and len(self._jobs) <= BACKLOG and "disk" not in self._told:
+                    self._told.add("disk")
+                    held = format_size(sum(job.entry.size_bytes for job in self._jobs))
+                    news.append(
+                        Message(f"pending saves hold {held}, over the budget of {format_size(disk)}; all of them are to be kept", "warning")
+                    )
+                break
+            self._jobs.remove(job)
+            job.entry.dropped = "dropped before it was sent, since newer saves were waiting"
+            self._spool.save(job.entry, durable=False)
+            job.upload._settle("superseded")
+            self._superseded.append(job.entry.step)
+            dropped.append(job.entry)
+        if dropped:
+            steps = ", ".join(str(entry.step) for entry in dropped)
+            news.append(
+                Message(f"saves come faster than the network takes them: step {steps} is dropped and the newer ones are sent", "warning")
+            )
+        return dropped, news
+
+    def _over(self, jobs: list[_Job]) -> bool:
+        disk = self._settings.disk_bytes
+        return len(jobs) > BACKLOG or (disk is not None and sum(job.entry.size_bytes for job in jobs) > disk)
+
+    def _is_precious(self, job: _Job) -> bool:
+        policy, entry = self._settings.policy, job.entry
+        if entry.final or entry.world_size > 1 or (policy.keep_every is not None and entry.step % policy.keep_every == 0):
+            return True
+        if policy.keep_best is None:
+            return False
+        metric, mode, count = policy.keep_best
+        sign = 1 if mode == "min" else -1
+        ranked = sorted(
+            (sign * one.entry.metrics[metric], index)
+            for index, one in enumerate(self._jobs)
+            if one.entry.metrics.get(metric) is not None and one.entry.metrics[metric] == one.entry.metrics[metric]
+        )
+        return any(self._jobs[index] is job for _, index in ranked[:count])
+
+    def _wait_for_room(self) -> None:
+        with self._changed:
+            waiting = len(self._jobs)
+            full = self._over(self._jobs) and waiting > 1
+        if full:
+            self._on_event(Message(f"waiting for the network: {waiting} saves are pending, the bound is {BACKLOG}"))
+            with self._changed:
+                self._changed.wait_for(lambda: not self._over(self._jobs) or len(self._jobs) == 1 or self._is_stuck())
+
+    def _drop(self, entries: list[Entry]) -> None:
+        """Hash what policy dropped, so that its other local copies can be told to be no loss, then let go of the pinned files."""
+        for entry in entries:
+            for file in entry.files:
+                if file.sha256 is None:
+                    with suppress(OSError, SourceError):
+                        entry.check(file)
+                        file.sha256 = file_sha256(entry.file_path(file))
+            self._spool.save(entry)
+            self._spool.strip(entry)
+            self._on_event(Stage("checkpoint.dropped", str(entry.step)))
+            with self._changed:
+                self._dropping.remove(entry)
+                self._dropped.append(entry)
+                self._changed.notify_all()
+
+    # -------------------------------------------------------------------------------------------------------- waiting
+
+    def drain(self, timeout_s: float | None = None, *, newest_first: bool = False) -> bool:
+        """Wait until nothing is pending, nothing that is pending can be sent, or the time is over. True when nothing is pending.
+
+        What was refused before is tried again once.
+        """
+        deadline = None if timeout_s is None else self._settings.monotonic() + timeout_s
+        with self._changed:
+            self._newest_first = self._newest_first or newest_first
+            self._wake()
+            if self._jobs or self._dropped or self._dropping:
+                self._start()
+            total = left = len(self._jobs)
+        shown = -1
+        while True:
+            if left != shown:
+                shown = left
+                self._on_event(Progress("sending checkpoints", max(total - left, 0), total, unit="checkpoints", finished=not left))
+            with self._changed:
+                pause = 1.0 if deadline is None else min(1.0, deadline - self._settings.monotonic())
+                if self._is_idle() or self._is_stuck() or pause <= 0:
+                    return not self._jobs
+                self._changed.wait(pause)
+                left = len(self._jobs)
+
+    def hurry(self) -> None:
+        """Send the newest save first from now on, the smallest file first; there may not be time for the others."""
+        self._newest_first = True
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End the thread after the file it is sending; what is pending stays on disk."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _is_idle(self) -> bool:
+        records = bool(self._dropping) or (bool(self._dropped) and not self._records_blocked and self._fenced is None)
+        return not self._jobs and not records
+
+    def _is_stuck(self) -> bool:
+        """Whether waiting is useless: all that is pending was refused since somebody asked for it."""
+        return self._sending is None and bool(self._jobs) and all(job.blocked or self._fenced is not None for job in self._jobs)
+
+    def _wake(self) -> None:
+        self._retry_at = None
+        self._records_blocked = False
+        for job in self._jobs:
+            job.blocked = False
+        self._changed.notify_all()
+
+    # -------------------------------------------------------------------------------------------------------- telling
+
+    def raise_sticky(self) -> None:
+        """Raise what went wrong in the background and will not heal by itself, once for each thing that went wrong."""
+        with self._changed:
+            error = self._fenced or next(iter(self._sticky), None)
+            self._sticky = []
+        if error is not None:
+            raise error
+
+    def unsynced(self) -> UploadFailed | None:
+        """The error that says which steps are not in the bucket, why, and where their local copies are; ``None`` when all are."""
+        with self._changed:
+            parts = []
+            if self._jobs:
+                reason = next((job.error for job in self._jobs if job.error is not None), None)
+                steps = ", ".join(str(job.entry.step) for job in self._jobs)
+                parts.append(
+                    f"step {steps} is not in {self._url} yet; the local copies are kept in {self._spool.directory} and the next start, or "
+                    f"`stagekit teardown`, sends them" + (f". Reason: {reason}" if reason is not None else "")
+                )
+            parts.extend(str(error) for _, error in self._lost())
+            return UploadFailed("; ".join(parts)) if parts else None
+
+    def _lost(self) -> list[tuple[int, Exception]]:
+        """Saves that changed under our hands and that no newer verified one has made up for."""
+        return [(step, error) for step, error in self._unsaved if self._verified is None or self._verified.step < step]
+
+    def status(self) -> RunStatus:
+        """A snapshot."""
+        with self._changed:
+            return RunStatus(
+                url=self._url,
+                generation=self._lease.generation if self._lease is not None else None,
+                verified=self._verified.step if self._verified is not None else None,
+                pending=tuple(job.entry.step for job in self._jobs),
+                pending_bytes=sum(job.entry.size_bytes for job in self._jobs),
+                sending=self._sending.entry.step if self._sending is not None else None,
+                superseded=tuple(self._superseded),
+                unsaved=tuple((step, str(error)) for step, error in self._lost()),
+                errors=tuple((job.entry.step, str(job.error)) for job in self._jobs if job.error is not None),
+            )
+
+    @property
+    def held(self) -> lease.Lease | None:
+        """The lease this process holds, if it has written."""
+        return self._lease
+
+    def protect(self, name: CheckpointName) -> None:
+        """Never prune ``name``: a training resumed from it."""
+        self._protected.add(name)
+
+    # -------------------------------------------------------------------------------------------------------- owning
+
+    def session(self) -> tuple[int, str]:
+        """This process's generation and owner, taken now when it has none: what the other ranks of this training must ``join``."""
+        with self._changed:
+            held = self._joined or ((self._lease.generation, self._lease.owner) if self._lease is not None else None)
+        if held is None:
+            owned = self._take(self._open_store())
+            held = (owned.generation, owned.owner)
+        self._joined = held
+        return held
+
+    @property
+    def joined(self) -> bool:
+        """Whether several ranks save under one session."""
+        return self._joined is not None
+
+    def pinned(self, entry: Entry) -> None:
+        """Tell that an entry is pinned: from now on a killed process loses nothing of it."""
+        self._on_event(Stage("checkpoint.pinned", str(entry.step)))
+
+    def join(self, session: tuple[int, str]) -> None:
+        """Save under the generation and owner that rank 0 has taken."""
+        self._joined = session
+
+    def _own(self, store: Store, job: _Job) -> lease.Lease:
+        if self._lease is not None:
+            return self._lease
+        if job.adopted:
+            self._refuse_to_disturb(store, job.entry)
+        return self._take(store)
+
+    def _take(self, store: Store) -> lease.Lease:
+        taken, before = lease.take(store, self._spool.session, lease.Process.current(), clock=self._settings.clock)
+        with self._changed:
+            self._lease = taken
+        if before is not None and not before.process.is_dead():
+            self._on_event(
+                Message(
+                    f"{self._url} was last written by {before.process} (generation {before.generation}), which did not say that it has "
+                    "finished. This process takes over; if the other one still trains, its next checkpoint will be refused",
+                    "warning",
+                )
+            )
+        record = RunRecord(self._settings.clock(), _version()).to_bytes()
+        try:
+            store.head(RUN_JSON)
+        except NotFound:
+            with suppress(Conflict):
+                put_object(store, RUN_JSON, record, if_absent=store.conditional_create())
+        self._on_event(Stage("checkpoint.leased", str(taken.generation)))
+        return taken
+
+    def _refuse_to_disturb(self, store: Store, entry: Entry) -> None:
+        """A save left by a dead process is no reason to take a run away from a machine that may be training."""
+        owners = lease.look(store)
+        if owners.newest is None or owners.closed or owners.newest[1] in (entry.origin, entry.name.owner if entry.name else None):
+            return
+        other = lease.read_lease(store, *owners.newest)
+        if not other.process.is_dead():
+            raise Fenced(
+                f"step {entry.step} was left by a process that ended here; since then {other.process} (generation {other.generation}) "
+                f"writes to {self._url}, so it is not sent. Its local copy is kept in {entry.directory}"
+            )
+
+    # -------------------------------------------------------------------------------------------------------- the thread
+
+    def _start(self) -> None:
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._loop, name="stagekit-upload", daemon=True)
+            self._thread.start()
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._sending = None
+                self._changed.notify_all()
+                while not self._closed and not self._is_work():
+                    self._changed.wait(self._pause())
+                if self._closed:
+                    return
+                job = self._sending = self._pick()
+                if job is not None:
+                    job.upload.state = "sending"
+            if job is not None:
+                try:
+                    self._send(job)
+                except _Preempted:
+                    continue  # a newer save goes first; what was sent of this one stays
+                except Exception as error:  # whatever it is, it must surface at the next call and not die with this thread
+                    self._failed(job, error)
+                    continue
+            self._record_dropped()
+
+    def _is_work(self) -> bool:
+        if self._fenced is not None or (self._retry_at is not None and self._settings.monotonic() < self._retry_at):
+            return False
+        return any(not job.blocked for job in self._jobs) or (bool(self._dropped) and not self._jobs and not self._records_blocked)
+
+    def _pause(self) -> float | None:
+        """How long to sleep unless woken: to the next try, or for ever when there is none."""
+        left = (self._retry_at or 0.0) - self._settings.monotonic()
+        return left if left > 0 else None
+
+    def _pick(self) -> _Job | None:
+        ready = [job for job in self._jobs if not job.blocked]
+        return ready[-1 if self._newest_first else 0] if ready else None
+
+    def _failed(self, job: _Job, error: Exception) -> None:
+        entry = job.entry
+        text = f"step {entry.step} is not in the bucket yet: {_words(error)}"
+        with self._changed:
+            job.failures += 1
+            job.error, job.upload.error, job.upload.state = error, error, "pending"
+            if isinstance(error, Fenced) and self._lease is not None:
+                self._fenced = error
+            if isinstance(error, SourceError):
+                self._jobs.remove(job)
+                self._unsaved.append((entry.step, error))
+                self._spool.note_rewritten(entry)
+                self._spool.remove(entry)
+                job.upload._settle("unsaved", error)
+                news = Message(str(error), "error")
+            elif isinstance(error, StoreError) and error.transient:
+                pause_s = self._settings.retry_after_s(job.failures)
+                self._retry_at = self._settings.monotonic() + pause_s
+                news = Message(f"{text}. It is tried again in {format_duration(pause_s)}; the local copy is kept", "warning")
+            else:
+                job.blocked = True
+                if not job.adopted:
+                    self._sticky.append(_raised(error, entry.step, self._url))
+                news = Message(f"{text}. It is tried again with the next save; the local copy is kept", "error")
+            self._changed.notify_all()
+        if not isinstance(error, SourceError):
+            entry.error = _words(error)
+            with suppress(OSError):
+                self._spool.save(entry, durable=False)
+        self._on_event(news)
+
+    # -------------------------------------------------------------------------------------------------------- one save
+
+    def _send(self, job: _Job) -> None:
+        entry, store = job.entry, self._open_store()
+        held = self._own(store, job) if entry.rank == 0 else None
+        if entry.name is None:
+            if held is None:
+                raise CheckpointError(f"step {entry.step}: rank {entry.rank} has not joined rank 0's session, so nobody would commit it")
+            if job.adopted:
+                entry.counter = self.next_counter()
+            entry.name = CheckpointName(held.generation, entry.step, entry.counter, held.owner)
+        self._spool.save(entry)
+        self._on_event(Stage("checkpoint.recorded", str(entry.step)))
+        if job.adopted:
+            self._abort_leftovers(store, entry.name)
+        job.sent_bytes = 0
+        files = sorted(entry.files, key=lambda file: file.size) if self._newest_first else entry.files
+        for file in files:
+            self._send_file(store, job, entry.name, file)
+        self._on_event(Progress(f"sending step {entry.step}", entry.size_bytes, entry.size_bytes, finished=True))
+        self._on_event(Stage("checkpoint.files-sent", str(entry.step)))
+        records = [FileRecord(file.path, file.size, _known(file.sha256), file.object, file.sample) for file in entry.files]
+        if held is None:
+            put_object(store, entry.name.part_key(entry.rank), PartRecord(entry.rank, tuple(records)).to_bytes())
+            self._on_event(Stage("checkpoint.part-sent", str(entry.step)))
+            self._finish(job, None)
+            return
+        records.extend(self._collect(store, entry))
+        self._commit(store, held, job, entry.name, records)
+
+    def _send_file(self, store: Store, job: _Job, name: CheckpointName, file: PinnedFile) -> None:
+        entry = job.entry
+        if file.sha256 is not None and self._is_there(store, name, file):
+            job.sent_bytes += file.size
+            return
+        file.sha256 = file.object = None
+        entry.check(file)
+        path = entry.file_path(file)
+        if file.size >= LARGE:
+            file.sample = _sample(path, file.size)
+            self._reuse(store, entry, file)
+        if file.sha256 is None:
+
+            def count(sent: int) -> None:
+                if self._newest_first and job is not self._jobs[-1]:
+                    raise _Preempted
+                job.sent_bytes += sent
+                self._on_event(Progress(f"sending step {entry.step}", job.sent_bytes, entry.size_bytes))
+
+            stored = put_file(
+                store, name.file_key(file.path), path, threads=self._settings.threads, on_bytes=count, check=lambda: entry.check(file)
+            )
+            file.sha256 = stored.sha256
+        self._spool.save(entry, durable=False)
+        self._on_event(Stage("checkpoint.file-sent", f"{entry.step}/{file.path}"))
+
+    def _is_there(self, store: Store, name: CheckpointName, file: PinnedFile) -> bool:
+        try:
+            return store.head(file.object or name.file_key(file.path)).size == file.size
+        except NotFound:
+            return False
+
+    def _reuse(self, store: Store, entry: Entry, file: PinnedFile) -> None:
+        """Refer to a large file that an earlier checkpoint of this run has already, instead of sending it again."""
+        if self._known is None:
+            self._known = list(catalog.read_all(store).checkpoints)
+        for checkpoint in self._known:
+            for record in checkpoint.files:
+                if record.bytes != file.size or record.sample != file.sample:
+                    continue
+                found = file_sha256(entry.file_path(file))
+                entry.check(file)
+                key = record.key(checkpoint.name)
+                with suppress(NotFound):
+                    if found == record.sha256 and store.head(key).size == file.size:
+                        file.sha256, file.object = found, key
+                return
+
+    def _collect(self, store: Store, entry: Entry) -> Iterator[FileRecord]:
+        """What the other ranks have delivered for this attempt; waits for them, and never commits without one."""
+        name = entry.name
+        assert name is not None
+        deadline = self._settings.monotonic() + self._settings.parts_timeout_s
+        missing = set(range(1, entry.world_size))
+        while missing:
+            for rank in sorted(missing):
+                key = name.part_key(rank)
+                with suppress(NotFound):
+                    part = PartRecord.from_bytes(bytes(store.get(key)), source=str(store.location / key))
+                    missing.discard(rank)
+                    yield from part.files
+            if missing and self._settings.monotonic() >= deadline:
+                raise CheckpointError(
+                    f"step {entry.step} stays uncommitted: rank {', '.join(map(str, sorted(missing)))} of {entry.world_size} did not "
+                    f"deliver within {format_duration(self._settings.parts_timeout_s)}"
+                )
+            if missing:
+                self._settings.sleep(0.5)
+
+    def _commit(self, store: Store, held: lease.Lease, job: _Job, name: CheckpointName, records: list[FileRecord]) -> None:
+        entry = job.entry
+        manifest = CheckpointManifest(
+            name=name,
+            files=tuple(sorted(records, key=lambda record: record.path)),
+            epoch=entry.epoch,
+            metrics=entry.metrics,
+            identity=entry.identity,
+            best=entry.best,
+            saved_s=entry.saved_s,
+        )
+        checkpoint = Checkpoint(manifest, str(store.location / name.folder))
+        if job.adopted or any(record.object for record in records):
+            catalog.confirm(store, checkpoint)  # others may have pruned meanwhile
+        lease.check(store, held)
+        data = manifest.to_bytes()
+        try:
+            put_object(store, name.manifest_key, data, if_absent=store.conditional_create())
+        except Conflict:
+            # Our own, sent before an answer or a process got lost: the folder's name belongs to this save alone.
+            if bytes(store.get(name.manifest_key)) != data:
+                raise
+        self._on_event(Stage("checkpoint.manifest-sent", str(entry.step)))
+        self._finish(job, checkpoint)
+        self._prune(store, held)
+
+    def _finish(self, job: _Job, checkpoint: Checkpoint | None) -> None:
+        with self._changed:
+            if checkpoint is not None:
+                self._verified = max(checkpoint.name, self._verified or checkpoint.name)
+                if self._known is not None:
+                    self._known.insert(0, checkpoint)
+        self._on_event(Stage("checkpoint.verified", str(job.entry.step)))
+        self._spool.remove(job.entry)
+        self._on_event(Stage("checkpoint.unpinned", str(job.entry.step)))
+        with self._changed:
+            self._jobs.remove(job)
+            self._sticky.clear()
+            job.upload._settle("verified")
+            self._changed.notify_all()
+
+    def _abort_leftovers(self, store: Store, name: CheckpointName) -> None:
+        """Drop the multipart uploads that the dead process had open for this attempt: the folder is nobody else's."""
+        with suppress(StoreError):
+            for upload in list(store.open_uploads(name.folder)):
+                store.abort_upload(upload)
+
+    def _record_dropped(self) -> None:
+        """Tell the bucket which steps policy dropped. A record that cannot be written is no checkpoint lost: it waits for the next save."""
+        while True:
+            with self._changed:
+                entry = next(iter(self._dropped), None)
+            if entry is None:
+                return
+            name = entry.name or CheckpointName(0, entry.step, entry.counter, entry.origin)
+            files = tuple((file.path, file.size, file.sha256) for file in entry.files if file.sha256 is not None)
+            record = SupersededRecord(entry.step, entry.dropped or "dropped", files)
+            try:
+                put_object(self._open_store(), name.superseded_key, record.to_bytes())
+            except StoreError as error:
+                with self._changed:
+                    self._records_blocked = True
+                    self._changed.notify_all()
+                self._on_event(Message(f"the record that step {entry.step} was dropped is not in the bucket yet: {error}", "warning"))
+                return
+            self._spool.remove(entry)
+            with self._changed:
+                self._dropped.remove(entry)
+                self._changed.notify_all()
+
+    def _prune(self, store: Store, held: lease.Lease) -> None:
+        policy = self._settings.policy
+        if not policy.asked:
+            return
+        try:
+            plan = retention.plan(store, policy, protected=self._protected)
+            retention.execute(store, plan, check=lambda: lease.check(store, held), on_event=self._on_event)
+        except Fenced:
+            raise
+        except StagekitError as error:
+            if "prune" not in self._told:
+                self._told.add("prune")
+                self._on_event(Message(f"old checkpoints are not removed: {error}", "warning"))
+        else:
+            if plan.checkpoints:
+                self._known = None
+
+
+class _Preempted(Exception):
+    """A newer save goes first."""
+
+
+def _raised(error: Exception, step: int, url: str) -> Exception:
+    """The error to raise at the next call: ours as it is, with the step in front when it does not say."""
+    if isinstance(error, CheckpointError):
+        return error
+    raised = UploadFailed(f"step {step} is not in {url} yet, its local copy is kept: {_words(error)}")
+    raised.__cause__ = error
+    return raised
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, StagekitError) else f"{type(error).__name__}: {error}"
+
+
+def _known(sha256: str | None) -> str:
+    if sha256 is None:
+        raise CheckpointError("a file was to be committed that was not sent")
+    return sha256
+
+
+def _sample(path: Path, size: int) -> str:
+    """A digest of 17 pieces of 4 KiB spread over the file."""
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for piece in range(17):
+            file.seek(min(size * piece // 16, max(0, size - 4096)))
+            digest.update(file.read(4096))
+    return digest.hexdigest()[:32]
+
+
+def _version() -> str:
+    from .. import __version__
+
+    return __version__
