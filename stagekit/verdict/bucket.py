@@ -1,0 +1,198 @@
+"""What a run's bucket really holds: the rows about the run itself, and the contents that are safe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..errors import Denied, ManifestError, NotFound, StagekitError, StoreError, Throttled, Unreachable, WrongCredentials
+from ..parallel import each
+from ..runs import catalog, lease
+from ..runs.layout import CHECKPOINTS, RUN_JSON, SUPERSEDED, Checkpoint, CheckpointName, SupersededRecord
+from ..store.base import Store
+from ..units import format_count
+from .findings import Finding
+
+Content = tuple[int, str]
+"""Size and sha-256: what makes two files the same, whatever they are called."""
+
+_THREADS = 16
+
+
+@dataclass(slots=True)
+class RunState:
+    """What one run's bucket holds now. ``held`` is safe there; ``dropped`` was given up by policy, so its local copies are no loss."""
+
+    url: str
+    seen: bool = False
+    newest: Checkpoint | None = None
+    held: dict[Content, int] = field(default_factory=dict)
+    dropped: set[Content] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def look_at_run(store: Store, clock: Callable[[], float]) -> RunState:
+    """Everything about one run that the bucket tells. Only reads.
+
+    What cannot be looked at is a finding, never an exception: the first call that fails ends the look, so that a store that is down
+    costs one call's patience.
+    """
+    state = RunState(str(store.location))
+    try:
+        _look(store, state, clock)
+    except StagekitError as error:
+        state.findings.extend(unseen(state.url, error).findings)
+    else:
+        state.seen = True
+    return state
+
+
+def unseen(url: str, error: StagekitError) -> RunState:
+    """A run that could not be looked at, because of ``error``."""
+    return RunState(url, findings=[Finding("CANNOT TELL", "bucket", f"the run cannot be looked at: {error}", url, fix=_remedy(error, url))])
+
+
+def _look(store: Store, state: RunState, clock: Callable[[], float]) -> None:
+    names = sorted(catalog.attempts(store), reverse=True)
+    if not names and not _exists(store, RUN_JSON):
+        what = "there is no run at this URL, so nothing of it is in the bucket"
+        state.findings.append(Finding("CANNOT TELL", "run", what, state.url, fix=f"check the URL: stagekit ls {_parent(state.url)}"))
+        return
+    listed = {info.key: info.size for info in store.list(CHECKPOINTS)}
+    found = list(zip(names, each(lambda name: _read(store, name), names, threads=_THREADS), strict=True))
+    committed = [checkpoint for _, checkpoint in found if isinstance(checkpoint, Checkpoint)]
+    newest = committed[0] if committed else None
+    for name, problem in found:
+        if isinstance(problem, ManifestError):
+            is_newest = newest is None or name > newest.name
+            state.findings.append(
+                Finding(
+                    "NO" if is_newest else "note",
+                    "damaged",
+                    f"the manifest of step {name.step} is damaged: {problem}",
+                    f"{state.url}@{name.step}",
+                    fix=f"stagekit verify {state.url}",
+                )
+            )
+    for checkpoint in committed:
+        # A listing is a cross-check; what decides for the newest checkpoint, and wherever the listing disagrees, is a HEAD of the object.
+        doubtful = [
+            record for record in checkpoint.files if checkpoint is newest or listed.get(record.key(checkpoint.name)) != record.bytes
+        ]
+        keys = [record.key(checkpoint.name) for record in doubtful]
+        sizes = each(lambda key: _size(store, key), keys, threads=_THREADS)
+        missing = {record.path for record, size in zip(doubtful, sizes, strict=True) if size != record.bytes}
+        for record in checkpoint.files:
+            if record.path not in missing:
+                state.held.setdefault((record.bytes, record.sha256), checkpoint.step)
+        if missing:
+            state.findings.append(_incomplete(state.url, checkpoint, missing, is_newest=checkpoint is newest))
+        elif state.newest is None:
+            state.newest = checkpoint
+    if not committed:
+        state.findings.append(Finding("note", "run", "the run has no checkpoint yet", state.url))
+    _superseded(store, state)
+    _open_uploads(store, state, clock())
+    _lease(store, state, clock())
+
+
+def _read(store: Store, name: CheckpointName) -> Checkpoint | ManifestError | None:
+    try:
+        return catalog.read(store, name)
+    except NotFound:
+        return None  # never committed: on its way (the spool tells), or its writer died
+    except ManifestError as error:
+        return error
+
+
+def _size(store: Store, key: str) -> int | None:
+    try:
+        return store.head(key).size
+    except NotFound:
+        return None
+
+
+def _exists(store: Store, key: str) -> bool:
+    return _size(store, key) is not None
+
+
+def _incomplete(url: str, checkpoint: Checkpoint, missing: set[str], *, is_newest: bool) -> Finding:
+    first = sorted(missing)[0]
+    more = f" and {format_count(len(missing) - 1)} more" if len(missing) > 1 else ""
+    return Finding(
+        "NO" if is_newest else "note",
+        "damaged",
+        f"step {checkpoint.step} is not whole in the bucket: {first}{more} missing or of another size",
+        f"{url}@{checkpoint.step}",
+        sum(record.bytes for record in checkpoint.files if record.path in missing),
+        fix=f"stagekit verify {url}@{checkpoint.step}",
+    )
+
+
+def _superseded(store: Store, state: RunState) -> None:
+    keys = [info.key for info in store.list(SUPERSEDED)]
+
+    def read(key: str) -> SupersededRecord | None:
+        try:
+            return SupersededRecord.from_bytes(bytes(store.get(key)), source=str(store.location / key))
+        except (NotFound, ManifestError):
+            return None  # a record that says nothing excuses nothing
+
+    for record in each(read, keys, threads=_THREADS):
+        if record is not None:
+            state.dropped.update((size, sha256) for _, size, sha256 in record.files)
+
+
+def _open_uploads(store: Store, state: RunState, now_s: float) -> None:
+    """Uploads that nobody finished cost money and hold nothing that a reader could use: notes."""
+    try:
+        uploads = list(store.open_uploads(CHECKPOINTS))
+    except Denied:
+        state.findings.append(Finding("note", "multipart", "these credentials may not list unfinished uploads", state.url))
+        return
+    except StoreError as error:
+        if error.transient:
+            raise
+        return  # a store without that call has none to tell
+    if uploads:
+        started = [upload.started_s for upload in uploads if upload.started_s is not None]
+        what = f"{format_count(len(uploads))} unfinished multipart {'upload is' if len(uploads) == 1 else 'uploads are'} billed"
+        state.findings.append(Finding("note", "multipart", what, state.url, age_s=now_s - min(started) if started else None))
+
+
+def _lease(store: Store, state: RunState, now_s: float) -> None:
+    owners = lease.look(store)
+    if owners.newest is None or owners.closed:
+        return
+    held = lease.read_lease(store, *owners.newest)
+    here = lease.Process.current()
+    if held.process == here or held.process.is_dead():
+        return
+    same = (held.process.host, held.process.boot_id) == (here.host, here.boot_id)
+    if same:
+        state.findings.append(
+            Finding(
+                "NO",
+                "writer",
+                f"{held.process} is training and writes to this run",
+                state.url,
+                age_s=now_s - held.time_s,
+                fix=f"wait until it ends, or stop it: kill {held.process.pid}",
+            )
+        )
+    else:
+        state.findings.append(Finding("note", "writer", f"the run belongs to {held.process} now, which is another machine", state.url))
+
+
+def _remedy(error: StagekitError, url: str) -> str:
+    if isinstance(error, WrongCredentials):
+        return f"give this shell the keys of the run's store, then: stagekit ls {url}"
+    if isinstance(error, Denied):
+        return f"use credentials that may list and read the run, then: stagekit ls {url}"
+    if isinstance(error, Unreachable | Throttled):
+        return f"try again when the store answers: stagekit ls {url}"
+    return f"stagekit ls {url}"
+
+
+def _parent(url: str) -> str:
+    return url.rpartition("/")[0] if url.count("/") > 3 else url

@@ -1,0 +1,90 @@
+"""The rows about processes: who has a file below a watched directory open for writing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .findings import Finding
+
+PROC = Path("/proc")
+_WRITES = os.O_WRONLY | os.O_RDWR
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A process with a file open for writing."""
+
+    pid: int
+    command: str
+    path: str
+
+
+def judge(roots: Sequence[Path], *, proc: Path = PROC) -> list[Finding]:
+    """One finding per process, other than this one, that may still write below ``roots``."""
+    if not roots:
+        return []
+    if not (proc / "self").exists():
+        return [Finding("note", "process", "this system does not tell which processes have files open", str(proc))]
+    findings = []
+    real = [os.path.realpath(root) for root in roots]
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
+        if pid == os.getpid():
+            continue
+        try:
+            writer = _writer(proc / str(pid), pid, real)
+        except FileNotFoundError:
+            continue  # it has ended
+        except PermissionError:
+            finding = _hidden(proc / str(pid), pid, roots)
+            if finding is not None:
+                findings.append(finding)
+            continue
+        if writer is not None:
+            what = f"process {pid} ({writer.command}) has {writer.path} open for writing"
+            fix = f"wait until it ends, or stop it: kill {pid}"
+            findings.append(Finding("NO", "process", what, _root_of(writer.path, roots, real), fix=fix))
+    return findings
+
+
+def _writer(folder: Path, pid: int, roots: Sequence[str]) -> Writer | None:
+    for name in os.listdir(folder / "fd"):
+        try:
+            path = os.readlink(folder / "fd" / name)
+            if not any(path == root or path.startswith(f"{root}/") for root in roots):
+                continue
+            flags = re.search(r"^flags:\s*([0-7]+)", (folder / "fdinfo" / name).read_text(), re.MULTILINE)
+        except FileNotFoundError:
+            continue  # it was closed meanwhile
+        if flags and int(flags[1], 8) & _WRITES and not path.endswith(" (deleted)"):
+            return Writer(pid, _command(folder), path)
+    return None
+
+
+def _command(folder: Path) -> str:
+    words = (folder / "cmdline").read_bytes().split(b"\0")
+    text = " ".join(os.fsdecode(word) for word in words if word)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _hidden(folder: Path, pid: int, roots: Iterable[Path]) -> Finding | None:
+    """A process that may not be looked at counts only when its user could write below a root."""
+    try:
+        user = folder.stat().st_uid
+    except FileNotFoundError:
+        return None
+    if user == 0:
+        return None  # the system's own services, which could write anywhere and do not
+    for root in roots:
+        info = root.stat()
+        if info.st_uid == user or info.st_mode & 0o002:
+            what = f"process {pid} of user {user} may not be looked at, and that user could write here"
+            return Finding("CANNOT TELL", "process", what, str(root), fix="run stagekit teardown as root, or as that user")
+    return None
+
+
+def _root_of(path: str, roots: Sequence[Path], real: Sequence[str]) -> str:
+    return next(str(root) for root, there in zip(roots, real, strict=True) if path == there or path.startswith(f"{there}/"))

@@ -1,0 +1,101 @@
+"""What is judged: what was named, else what this machine remembers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..config import StoreConfig, home_directory
+from ..errors import StagekitError
+from ..runs import KnownRun, known_runs
+from ..runs.spool import default_dir
+from ..store import Where, open_store
+from ..store.base import Store
+from .findings import Finding, Scope
+
+# Together these keep one call to a store that does not answer below ten seconds.
+_CONNECT_S, _READ_S, _RETRY_S = 3.0, 5.0, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One run of the scope, and how its store is reached."""
+
+    url: str
+    where: Where
+    store: StoreConfig | None
+
+    def open(self) -> Store:
+        """The run's store with little patience: a verdict that cannot be reached is told within ten seconds."""
+        config = self.store or StoreConfig()
+        patience = replace(
+            config,
+            connect_timeout_s=min(config.connect_timeout_s, _CONNECT_S),
+            read_timeout_s=min(config.read_timeout_s, _READ_S),
+            retry_s=min(config.retry_s, _RETRY_S),
+        )
+        return open_store(self.where, patience)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A scope with what is needed to judge it. ``explicit`` are the watched directories that somebody named just now."""
+
+    scope: Scope
+    targets: tuple[Target, ...]
+    roots: tuple[Path, ...]
+    explicit: frozenset[str]
+    findings: tuple[Finding, ...]
+
+
+def find_scope(
+    watch: Iterable[str | os.PathLike[str]] = (),
+    runs: Iterable[Where] = (),
+    ignore: Iterable[str] = (),
+    *,
+    store: StoreConfig | None = None,
+    home: Path | None = None,
+) -> Judged:
+    """What to judge. Named directories and runs are taken as they are; what is not named comes from this machine's records.
+
+    With ``watch`` alone, every recorded run may hold those files; with ``runs`` alone, their recorded directories are watched. The spools
+    of all recorded runs belong to every scope, whatever is named: what waits there exists nowhere else. Reads local records only.
+    ``store`` is for every run when it is given; else each recorded run is reached as its training reached it.
+    """
+    findings: list[Finding] = []
+    recorded: list[KnownRun] = []
+    try:
+        recorded = known_runs(home)
+    except (StagekitError, OSError) as error:
+        fix = "name the runs and directories: stagekit teardown --run RUN --watch DIR"
+        what = f"this machine's records cannot be read: {error}"
+        findings.append(Finding("CANNOT TELL", "records", what, str(home or home_directory()), fix=fix))
+    by_url = {known.url: known for known in recorded}
+    named = [_named(where, by_url, store) for where in runs]
+    targets = named or [Target(known.url, known.url, store or known.store) for known in recorded]
+    explicit = [Path(os.path.abspath(os.path.expanduser(os.fspath(path)))) for path in watch]
+    roots = explicit or [path for target in targets if target.url in by_url for path in by_url[target.url].watched if path.exists()]
+    outer = _outermost(roots)
+    spools = sorted({default_dir(), *(path for known in recorded for path in known.spools)})
+    scope = Scope(
+        tuple(map(str, outer)), tuple(target.url for target in targets), tuple(str(path) for path in spools if path.is_dir()), tuple(ignore)
+    )
+    return Judged(scope, tuple(targets), tuple(outer), frozenset(map(str, explicit)), tuple(findings))
+
+
+def _named(where: Where, by_url: dict[str, KnownRun], store: StoreConfig | None) -> Target:
+    # Opening does no I/O; it gives one spelling to "s3://bucket/run/" and "s3://bucket/run".
+    url = str(open_store(where).location)
+    known = by_url.get(url)
+    return Target(url, where if not isinstance(where, str) else url, store or (known.store if known else None))
+
+
+def _outermost(roots: Sequence[Path]) -> list[Path]:
+    """Without those that lie below another one."""
+    found: list[Path] = []
+    for root in sorted(set(roots)):
+        if not any(root.is_relative_to(other) for other in found):
+            found.append(root)
+    return found

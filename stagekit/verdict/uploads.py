@@ -1,0 +1,46 @@
+"""The rows about saves that are not in the bucket yet: queued, on their way, failed; of this process, a living one, or a dead one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ..errors import CheckpointError
+from ..runs import spool
+from ..runs.spool import Entry
+from ..units import format_count
+from .findings import Finding
+
+
+def pending(directories: Iterable[Path]) -> tuple[list[Entry], list[Finding]]:
+    """Every pending save in these spools, and what cannot be read there."""
+    entries: list[Entry] = []
+    findings: list[Finding] = []
+    for directory in directories:
+        try:
+            entries.extend(spool.pending(directory))
+        except (CheckpointError, OSError) as error:
+            fix = f"look at its files below {directory}/entries before you remove it"
+            findings.append(Finding("NO", "spool", f"a pending save cannot be read: {error}", str(directory), fix=fix))
+    return entries, findings
+
+
+def judge(entries: Iterable[Entry], clock: Callable[[], float]) -> list[Finding]:
+    """One finding per pending save."""
+    return [_finding(entry, clock()) for entry in entries]
+
+
+def _finding(entry: Entry, now_s: float) -> Finding:
+    subject = f"{entry.run}@{entry.step}"
+    age_s = now_s - entry.saved_s if entry.saved_s else None
+    again = f"stagekit teardown --run {entry.run}"
+    if entry.dropped is not None:
+        return Finding("note", "superseded", f"policy dropped this step: {entry.dropped}", subject, age_s=age_s)
+    files = f"{format_count(len(entry.files))} {'file' if len(entry.files) == 1 else 'files'}"
+    if entry.error is not None:
+        what = f"{files} did not reach the bucket: {entry.error}"
+        return Finding("NO", "failed", what, subject, entry.size_bytes, age_s, again)
+    if spool.is_alive(entry):
+        what = f"{files} are on their way, sent by a process that is alive"
+        return Finding("NO", "in flight", what, subject, entry.size_bytes, age_s, f"wait for it, then: {again}")
+    return Finding("NO", "queued", f"{files} wait to be sent; the process that saved them is gone", subject, entry.size_bytes, age_s, again)
