@@ -280,11 +280,12 @@ def _pax_size(value: bytes, source: str, offset: int) -> int:
     return int(value)
 
 
-def _text(name: bytes, source: str, offset: int) -> str:
+def _text(name: bytes, source: str, offset: int, whole: bytes = b"") -> str:
+    """``name`` as text. ``whole`` is the member's name where ``name`` is only a part of it."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
-        shown = name.decode(errors="backslashreplace")
+        shown = (whole or name).decode(errors="backslashreplace")
         raise KeyNotAllowed(
             f"{source} holds a member at offset {offset} whose name is not UTF-8: {shown!r}. Pack it again under another name"
         ) from None
@@ -409,7 +410,7 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
             if sample:
                 yield sample
             current = key
-            sample = {"__key__": text or _text(key, source, base + at)}
+            sample = {"__key__": text or _text(key, source, base + at, name)}
         elif field in sample:
             raise DuplicateKey(
                 f"{source} holds the field {field!r} of the sample {sample['__key__']!r} twice, the second time at offset {base + at}; "
@@ -539,10 +540,11 @@ class _StreamCursor:
         return self._offset
 
     def pieces(self, size: int, expected: str) -> Iterator[Data]:
+        start = self._offset
         left = size
         while left:
             if not self._chunk and not self._next_chunk():
-                raise corrupt(self.source, self.offset, expected, f"the end of the data after {size - left} bytes")
+                raise corrupt(self.source, start, expected, f"the end of the data after {size - left} of {size} bytes")
             piece = self._chunk[:left]
             self._chunk = self._chunk[left:]
             left -= len(piece)

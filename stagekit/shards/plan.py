@@ -119,10 +119,10 @@ def plan(samples: Iterable[PlannedSample], *, shard_size: int, samples_per_shard
 
     for given in samples:
         sample = _ordered(given)
-        first = seen.setdefault(sample.key, sample)
-        if first is not sample:
-            duplicates.setdefault(sample.key, [first]).append(sample)
+        if sample.key in seen:
+            duplicates.setdefault(sample.key, [seen[sample.key]]).append(sample)
             continue
+        seen[sample.key] = sample
         added = sample.bytes
         if current and (size + added > shard_size or len(current) == samples_per_shard):
             close()
