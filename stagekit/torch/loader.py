@@ -95,6 +95,8 @@ class StreamLoader:
         self.drop_last = drop_last
         self.virtual_ranks = virtual_ranks
         self.receipt: Receipt | None = None
+        self.before_batch: Callable[[], None] | None = None
+        """Called when the trainer asks for another batch, so that all it took before is trained; ``Run.epochs`` may save here."""
         self._plan = Plan(
             source,
             shuffle=shuffle,
@@ -233,6 +235,8 @@ class StreamLoader:
                         "this iteration of the loader is over: another one was started, or a state was loaded, since its last batch. "
                         "Make two loaders to read the data twice at the same time"
                     )
+                if self.before_batch is not None:
+                    self.before_batch()
                 delivered += len(counts.samples)
                 counts.samples = []
                 total.add(counts)
