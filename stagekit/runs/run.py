@@ -320,6 +320,12 @@ class Run:
         if (error := uploader.unsynced()) is not None:
             raise error
 
+    def finish_for_termination(self, left_s: float) -> None:
+        """Send the newest save first for at most ``left_s``, and nothing more when the process ends after that."""
+        self._drain_s = 0.0
+        if self._uploader is not None:
+            self._uploader.drain(left_s, newest_first=True)
+
     def finish_at_exit(self) -> str | None:
         """What ``ending`` calls when the process ends without ``close``."""
         if self._uploader is None:

@@ -1,0 +1,480 @@
+"""``stagekit.Run``: a run, and the training loop that saves into it and goes on where it was interrupted.
+
+torch is loaded when a loop begins, not before: everything else of a run works without it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import CheckpointError, MissingExtra, StagekitError, UsageError
+from ..progress import Message
+from ..runs import catalog, ending
+from ..runs import run as runs
+from ..runs.layout import Checkpoint, CheckpointName, seal, unseal
+from ..runs.restore import restore_checkpoint
+from ..units import parse_duration
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_PROGRESS = "progress.json"
+_LOADER = "loader.json"
+_AGREE_EVERY = 10  # batches between two looks at the other ranks' clocks and signals
+
+
+class Stateful(Protocol):
+    """What can be saved: a model, an optimizer, a scheduler, a gradient scaler, a loader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that is needed to go on."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Go on from there."""
+
+
+class Epoch(int):
+    """The number of an epoch, from 0. What is put into ``metrics`` before it ends is saved with its checkpoint."""
+
+    metrics: dict[str, float]
+
+    def __new__(cls, number: int) -> Epoch:
+        epoch = super().__new__(cls, number)
+        epoch.metrics = {}
+        return epoch
+
+
+class Run(runs.Run):
+    __doc__ = (
+        (runs.Run.__doc__ or "")
+        + """
+    Around a loop of one's own, ``epochs`` does all of it::
+
+        run = stagekit.Run("s3://my-bucket/runs/first")
+        for epoch in run.epochs(10, state={"model": model, "optimizer": optimizer, "loader": loader}):
+            for batch in loader:
+                ...
+            epoch.metrics["loss"] = loss.item()
+    """
+    )
+
+    _loop: _Loop | None = None
+
+    def epochs(
+        self,
+        n: int,
+        *,
+        state: Mapping[str, Stateful],
+        every: str | float | None = None,
+        allow_fresh: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> Iterator[Epoch]:
+        """Yield the epochs that are still due of ``n``, restoring before the first and saving after each.
+
+        Before the first one, the newest whole checkpoint is loaded into ``state`` and the random generators of Python, numpy and torch,
+        so that training goes on as if it had never stopped: at the very next batch, when it was saved in the middle of an epoch. A run
+        without a checkpoint starts at 0; when that cannot be told, it raises, unless ``allow_fresh``. After each epoch, and every so often
+        (``every="10min"``) between two batches, ``state`` is saved and sent in the background. The loop's end waits until all of it is in
+        the bucket, and raises ``UploadFailed`` when that cannot be.
+
+        ``state`` maps names to objects with ``state_dict`` and ``load_state_dict``; each becomes ``NAME.pt``, read back with
+        ``weights_only=True``, and ``"loader"`` becomes ``loader.json``. Saving in the middle of an epoch needs a loader that can go on
+        there, and a boundary between batches: ``StreamLoader`` tells it by itself, with any other loader call ``step()`` after each batch.
+
+        SIGTERM stops the loop at the next such boundary: it saves, sends the newest state first, and exits with 143 within ``grace_s``.
+
+        With several ranks every rank runs this loop, after the process group was made. Rank 0 saves ``state``, every rank its generators.
+        """
+        if n < 0:
+            raise UsageError(f"epochs: {n} is below 0")
+        for name, item in state.items():
+            if not _is_name(name):
+                raise UsageError(f"state: {name!r} is no name for a file; use letters, digits, '-' and '_'")
+            if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict"):
+                raise UsageError(
+                    f"state: {name!r} has no state_dict() and load_state_dict(), so it cannot be saved; leave it out or wrap it"
+                )
+        every_s = parse_duration(every, name="every") if every is not None else None
+        if every_s is not None and "loader" not in state:
+            raise UsageError(
+                'every= saves in the middle of an epoch, which needs a loader that can go on there: pass it as state={"loader": …}, '
+                "or leave every= away to save after each epoch"
+            )
+        return self._epochs(n, dict(state), every_s, allow_fresh, monotonic)
+
+    def step(self, **metrics: float) -> None:
+        """Say that a training step has ended. Here the loop may save (``every=``) or stop (SIGTERM). ``metrics`` go with the next save.
+
+        It is needed with loaders that do not tell; with ``StreamLoader`` it only makes steps count what the caller wants to count.
+        """
+        if self._loop is None:
+            raise UsageError("step() was called outside of a loop over run.epochs(…)")
+        self._loop.step_ended(metrics)
+
+    def _epochs(
+        self, n: int, state: dict[str, Stateful], every_s: float | None, allow_fresh: bool, monotonic: Callable[[], float]
+    ) -> Iterator[Epoch]:
+        if self._loop is not None:
+            raise UsageError("one loop over run.epochs(…) is running; end it before the next one")
+        ranks = _Ranks(_torch(), self.rank, self.world_size)
+        # What a killed process left here may be the newest checkpoint there is.
+        if ranks.rank == 0:
+            self._finish_backlog()
+        if ranks.several:
+            self._share_session(ranks)
+        _, uploader = self._begin()
+        termination = ending.Termination(self.grace_s, uploader.hurry)
+        loop = _Loop(self, ranks, state, every_s, termination, monotonic)
+        try:
+            loop.restore(allow_fresh)
+            self._loop = loop
+            loop.follow_loader()
+            if loop.epoch >= n:
+                self._on_event(Message(f"{self.url} has all of its {n} epochs already"))
+            while loop.epoch < n:
+                epoch = loop.begin_epoch()
+                yield epoch
+                loop.end_epoch(final=loop.epoch + 1 == n)
+        finally:
+            loop.unfollow_loader()
+            self._loop = None
+            termination.close()
+        self.drain(self._drain_s)
+
+    def _finish_backlog(self) -> None:
+        _, uploader = self._begin()
+        if uploader.status().pending:
+            uploader.drain(self._drain_s)
+
+    def _share_session(self, ranks: _Ranks) -> None:
+        """Rank 0 takes the run over; all of them learn under which name, or why not."""
+        self._check_group(ranks)
+        session, failure = None, None
+        if ranks.rank == 0:
+            try:
+                session = self.session()
+            except StagekitError as error:
+                failure = error
+        session, failure = ranks.broadcast((session, failure))
+        if failure is not None:
+            raise failure
+        self.join(session)
+
+    def _check_group(self, ranks: _Ranks) -> None:
+        if not ranks.grouped:
+            raise UsageError(
+                f"run.epochs with {ranks.world_size} ranks needs torch.distributed.init_process_group() before it, so that all ranks save "
+                "and restore the same steps"
+            )
+
+
+class _Loop:
+    """One pass through ``Run.epochs``: where the training is, and saving and restoring that."""
+
+    def __init__(
+        self,
+        run: Run,
+        ranks: _Ranks,
+        state: dict[str, Stateful],
+        every_s: float | None,
+        termination: ending.Termination,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.run = run
+        self.ranks = ranks
+        self.state = state
+        self.termination = termination
+        self.epoch = 0
+        self._every_s = every_s
+        self._monotonic = monotonic
+        self._saved_at = monotonic()
+        self._step = 0
+        self._saved_step = -1
+        self._explicit = False
+        self._open_batch = False
+        self._boundaries = 0
+        self._current: Epoch | None = None
+        self._random_at_first_batch: dict[str, Any] | None = None
+
+    # -------------------------------------------------------------------------------------------------------- boundaries
+
+    def follow_loader(self) -> None:
+        """Have the loader tell when it is about to hand out a batch: all that was trained before is complete then."""
+        loader = self.state.get("loader")
+        if loader is not None and hasattr(loader, "before_batch"):
+            loader.before_batch = self._before_batch
+
+    def unfollow_loader(self) -> None:
+        """Let go of the loader."""
+        loader = self.state.get("loader")
+        if loader is not None and hasattr(loader, "before_batch"):
+            loader.before_batch = None
+
+    def begin_epoch(self) -> Epoch:
+        """The epoch that comes next."""
+        self._current = Epoch(self.epoch)
+        self._open_batch = False
+        return self._current
+
+    def end_epoch(self, *, final: bool) -> None:
+        """Save what the epoch led to; stop here when this process was asked to."""
+        self._close_batch()
+        if self._step <= self._saved_step:
+            self._step = self._saved_step + 1  # nobody told of steps: an epoch counts as one
+        self.epoch += 1
+        self.save(final=final)
+        if self.ranks.any(self.termination.requested):
+            self.stop()
+
+    def step_ended(self, metrics: Mapping[str, float]) -> None:
+        """``Run.step``."""
+        self._explicit = True  # from now on the caller counts, and batches do not
+        self._step += 1
+        if self._current is not None:
+            self._current.metrics.update(metrics)
+        self._boundary()
+
+    def _before_batch(self) -> None:
+        if self._random_at_first_batch is not None:
+            # What the caller did between the restore and here was done before the interruption, too.
+            self._set_random(self._random_at_first_batch)
+            self._random_at_first_batch = None
+        had_batch = self._open_batch
+        self._close_batch()
+        if had_batch and not self._explicit:
+            self._boundary()
+        self._open_batch = True
+
+    def _close_batch(self) -> None:
+        if self._open_batch and not self._explicit:
+            self._step += 1
+        self._open_batch = False
+
+    def _boundary(self) -> None:
+        self._boundaries += 1
+        if self.ranks.several and (self._every_s is None or self._boundaries % _AGREE_EVERY):
+            return
+        due = self._every_s is not None and self._monotonic() - self._saved_at >= self._every_s
+        due, requested = self.ranks.any(due), self.ranks.any(self.termination.requested)
+        if requested:
+            if "loader" in self.state:
+                self.save(middle=True)
+            self.stop()
+        if due:
+            self.save(middle=True)
+
+    def stop(self) -> None:
+        """End the process as SIGTERM asks for: what is pending newest first, then 143."""
+        ending.note_exit_code(ending.TERMINATED)
+        left_s = max(0.0, self.termination.left_s - 2.0)  # for the way out
+        self.run.finish_for_termination(left_s)
+        raise SystemExit(ending.TERMINATED)
+
+    # -------------------------------------------------------------------------------------------------------- saving
+
+    def save(self, *, final: bool = False, middle: bool = False) -> None:
+        """Save everything under the current step, in the ``middle`` of an epoch or behind one.
+
+        What goes wrong with sending it is told, and raised when the loop ends.
+        """
+        torch = self.ranks.torch
+        metrics = self._current.metrics if self._current is not None else {}
+        with self.run._checkpoint(self._step, self.epoch, dict(metrics), final) as directory:
+            if self.ranks.rank == 0:
+                for name, item in self.state.items():
+                    self._save_item(directory, name, item)
+                progress = {"format": "stagekit-progress", "version": 1, "epoch": self.epoch, "step": self._step, "middle": middle}
+                (directory / _PROGRESS).write_bytes(seal(progress))
+            torch.save(self._get_random(), directory / f"rng-{self.ranks.rank}.pt")
+        self._saved_step = self._step
+        self._saved_at = self._monotonic()
+
+    def _save_item(self, directory: Path, name: str, item: Stateful) -> None:
+        values = _inner(item).state_dict()
+        if name == "loader":
+            text = json.dumps(values, allow_nan=False) if _is_plain(values) else None
+            if text is not None:
+                (directory / _LOADER).write_text(text + "\n")
+                return
+        self.ranks.torch.save(values, directory / f"{name}.pt")
+
+    def _get_random(self) -> dict[str, Any]:
+        torch = self.ranks.torch
+        values: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+        if "numpy" in sys.modules:
+            import numpy as np
+
+            state: Any = np.random.get_state()  # a tuple or a dict, by an argument that its type does not follow
+            kind, keys, position, has_gauss, cached = state
+            values["numpy"] = (str(kind), torch.tensor(keys.astype("int64")), int(position), int(has_gauss), float(cached))
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            values["cuda"] = torch.cuda.get_rng_state_all()
+        return values
+
+    def _set_random(self, values: dict[str, Any]) -> None:
+        torch = self.ranks.torch
+        random.setstate(values["python"])
+        torch.set_rng_state(values["torch"])
+        if "numpy" in values:
+            import numpy as np
+
+            kind, keys, position, has_gauss, cached = values["numpy"]
+            np.random.set_state((kind, keys.numpy().astype("uint32"), position, has_gauss, cached))
+        if "cuda" in values and torch.cuda.is_available() and torch.cuda.device_count() == len(values["cuda"]):
+            torch.cuda.set_rng_state_all(values["cuda"])
+
+    # -------------------------------------------------------------------------------------------------------- restoring
+
+    def restore(self, allow_fresh: bool) -> None:
+        """Load the newest whole checkpoint into the state, on every rank the same one; nothing on a new run."""
+        spool, _ = self.run._begin()
+        reserved = spool.reserve()
+        directory = reserved / "restored"
+        try:
+            found, failure = self._fetch(directory, allow_fresh)
+            try:
+                if found is not None and failure is None:
+                    self._load(found, directory)
+            except Exception as error:
+                failure = error
+            if failed := self.ranks.first(failure):
+                raise failed
+        finally:
+            spool.release(reserved)
+
+    def _fetch(self, directory: Path, allow_fresh: bool) -> tuple[Checkpoint | None, Exception | None]:
+        run, found, failure = self.run, None, None
+        if self.ranks.rank == 0:
+            try:
+                found = run.restore(directory, allow_fresh=allow_fresh)
+            except StagekitError as error:
+                failure = error
+        if not self.ranks.several:
+            return found, failure
+        name, failure = self.ranks.broadcast((str(found.name) if found is not None else None, failure))
+        chosen = CheckpointName.parse(name) if name is not None else None
+        if self.ranks.rank != 0 and chosen is not None and failure is None:
+            try:
+                found = catalog.read(run._store, chosen)
+                restore_checkpoint(run._store, found, directory, on_event=run._on_event)
+            except StagekitError as error:
+                failure = error
+        return found, failure
+
+    def _load(self, found: Checkpoint, directory: Path) -> None:
+        where = f"step {found.step} of {self.run.url}"
+        if not (directory / _PROGRESS).exists():
+            raise CheckpointError(
+                f"{where} was not saved by run.epochs() (it holds {', '.join(record.path for record in found.files[:5])}); "
+                "restore it with run.restore(), or use another run"
+            )
+        progress = unseal((directory / _PROGRESS).read_bytes(), "stagekit-progress", 1, source=f"{_PROGRESS} of {where}")
+        for name, item in self.state.items():
+            self._load_item(directory, name, item, where)
+        self.epoch, self._step = int(progress["epoch"]), int(progress["step"])
+        self._saved_step = self._step
+        own = directory / f"rng-{self.ranks.rank}.pt"
+        if own.exists():
+            values = self._read(own, where)
+            self._set_random(values)
+            self._random_at_first_batch = values if progress["middle"] else None
+        else:
+            text = f"{where} was saved by fewer ranks and has no random state for rank {self.ranks.rank}, which keeps its own"
+            self.run._on_event(Message(text, "warning"))
+        if self.ranks.rank == 0:
+            self.run._on_event(Message(f"going on at {where} (epoch {self.epoch})"))
+
+    def _load_item(self, directory: Path, name: str, item: Stateful, where: str) -> None:
+        plain, pickled = directory / _LOADER, directory / f"{name}.pt"
+        if name == "loader" and plain.exists():
+            values = json.loads(plain.read_text())
+        elif pickled.exists():
+            values = self._read(pickled, where)
+        else:
+            has = ", ".join(sorted(path.stem for path in directory.glob("*.pt") if not path.stem.startswith("rng-")))
+            raise CheckpointError(f"{where} has no {name!r} to load (it has {has}); pass the names under which it was saved as state=")
+        try:
+            _inner(item).load_state_dict(values)
+        except Exception as error:
+            error.add_note(f"while loading {name!r} from {where}")
+            raise
+
+    def _read(self, path: Path, where: str) -> Any:
+        import pickle
+
+        try:
+            return self.ranks.torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{path.name} of {where} holds more than tensors and plain values; it is not unpickled, for that could run any code: {error}"
+            ) from error
+
+
+class _Ranks:
+    """The process group as far as the loop needs it: agreeing at its start, and on when to save. Nothing here touches uploads."""
+
+    def __init__(self, torch: ModuleType, rank: int, world_size: int) -> None:
+        self.torch: Any = torch  # typed loosely: parts of torch.distributed exist only in builds that have it
+        self.rank = rank
+        self.world_size = world_size
+        self.several = world_size > 1
+        self.grouped = bool(self.torch.distributed.is_available() and self.torch.distributed.is_initialized())
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's ``value``, on every rank."""
+        box = [value]
+        self.torch.distributed.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's ``value``, by rank."""
+        values: list[Any] = [None] * self.world_size
+        self.torch.distributed.all_gather_object(values, value)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true on some rank."""
+        return any(self.gather(flag)) if self.several else flag
+
+    def first(self, failure: Exception | None) -> Exception | None:
+        """What failed here, or else on some rank, so that no rank goes on alone."""
+        if not self.several:
+            return failure
+        failures = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+        told = next(((rank, text) for rank, text in enumerate(failures) if text is not None), None)
+        return failure or (CheckpointError(f"rank {told[0]} could not restore: {told[1]}") if told is not None else None)
+
+
+def _torch() -> ModuleType:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of("torch", "torch", "run.epochs()") from error
+    return torch
+
+
+def _inner(item: Any) -> Any:
+    """The module inside DistributedDataParallel and torch.compile: its names are the same with and without them."""
+    while type(item).__name__ in ("DistributedDataParallel", "OptimizedModule", "DataParallel"):
+        item = item._orig_mod if type(item).__name__ == "OptimizedModule" else item.module
+    return item
+
+
+def _is_name(name: str) -> bool:
+    return bool(name) and name.isascii() and all(letter.isalnum() or letter in "-_" for letter in name) and not name.startswith("rng-")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON gives ``value`` back as it is."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value))
