@@ -95,6 +95,9 @@ class StoreConfig:
             "config_kwargs": {
                 "request_checksum_calculation": "when_required",
                 "response_checksum_validation": "when_required",
+                "connect_timeout": self.connect_timeout_s,
+                "read_timeout": self.read_timeout_s,
+                "max_pool_connections": self.connections,
                 **({"s3": s3} if s3 else {}),
             },
         }

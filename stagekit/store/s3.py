@@ -24,11 +24,10 @@ from ..errors import Conflict, InvalidReply, NotFound, StagekitError, StoreError
 from ..location import Location
 from .base import Children, Data, ObjectInfo, OpenUpload, check_key, check_part, check_parts, check_prefix, check_range
 from .s3_client import Client, client_for, drop
-from .s3_errors import VENDOR_ERRORS, error_code, status_of, translate
+from .s3_errors import VENDOR_ERRORS, bare, error_code, status_of, translate
 
 _PIECE_BYTES = 256 << 10
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_MISSING_BODY = {400, 401, 403, 404, 405, 412}
 _MOST_PARTS = 10_000
 
 
@@ -107,7 +106,7 @@ class S3Store:
         try:
             answer = client.api.head_object(Bucket=self._location.bucket, Key=path)
         except VENDOR_ERRORS as error:
-            if status_of(error) in _MISSING_BODY:
+            if bare(error) and status_of(error) < 500:
                 return self._head_by_get(key, path)
             raise self._error(client, error, "looking up", key) from error
         client.was_reached = True

@@ -82,6 +82,16 @@ def client_for(location: Location, settings: StoreConfig) -> Client:
         return found
 
 
+def endpoint_of(location: Location, settings: StoreConfig) -> str | None:
+    """The endpoint that ``client_for`` would use, for other clients; ``None`` is AWS."""
+    return client_for(location, settings).endpoint
+
+
+def address_of(location: Location, settings: StoreConfig) -> Address:
+    """The address that ``client_for`` would use, for the messages of other clients."""
+    return client_for(location, settings).address
+
+
 def drop(client: Client) -> None:
     """Make the next ``client_for`` read the credentials anew."""
     with _lock:

@@ -149,6 +149,11 @@ def status_of(error: Exception) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) if isinstance(error, ClientError) else 0
 
 
+def bare(error: Exception) -> bool:
+    """Whether ``error`` is the answer to a HEAD, which has a status and no code."""
+    return error_code(error).isdigit()
+
+
 def translate(error: Exception, doing: str, name: str, at: Address) -> StagekitError:
     """The error to raise ``from error``: ``doing`` (``"reading"``) ``name`` (the object's URL) at ``at`` failed with it."""
     what = f"{doing} {name}"
@@ -198,7 +203,7 @@ def _translate_failure(error: Exception, group: frozenset[str], what: str, at: A
     return StoreError(f"{what}: the S3 client refused the call ({kind}: {redact(str(error), at.secrets)})")
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """``error`` and what lies behind it, however the layers below passed it on."""
     seen: set[int] = set()
     queue: list[BaseException] = [error]
@@ -215,7 +220,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _unreachable(error: Exception, what: str, at: Address) -> StoreError:
     kind = type(error).__name__
-    for cause in _causes(error):
+    for cause in chain(error):
         if isinstance(cause, socket.gaierror):
             # A name that never resolved is most likely misspelt; one that did, in this process, will be back.
             hopeless = cause.errno == socket.EAI_NONAME and not at.was_reached
