@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ..errors import CorruptShard, DuplicateKey, KeyNotAllowed
-from .sample import check_member, cut_name, is_meta, split_name
+from .sample import NAME_BYTES, check_member, cut_name, is_meta, split_name
 
 Data = bytes | bytearray | memoryview
 
@@ -35,7 +35,8 @@ _OWNER = b"0000644\0" + b"0000000\0" * 2
 _MTIME = b"00000000000\0"
 # Everything behind the checksum of a header whose name needs no prefix: type, link name, magic, version, owners, devices, prefix.
 _TAIL = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
-_FIXED_SUM = sum(_OWNER) + sum(_MTIME) + sum(_TAIL) + 8 * 0x20
+# What the tail and a blank checksum field add to the checksum.
+_TAIL_SUM = sum(_TAIL) + 8 * 0x20
 _USTAR = b"ustar\x0000"
 _GNU = b"ustar  \0"
 
@@ -54,6 +55,8 @@ _KINDS: dict[bytes, Kind] = {
     b"D": "other",
     b"V": "other",
 }
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def padding(size: int) -> bytes:
@@ -81,20 +84,17 @@ def member_header(name: str, size: int) -> bytes:
     """``header`` for a name that was checked already."""
     _check_size(name, size)
     encoded = name.encode()
-    if len(encoded) <= 100:
-        start = encoded.ljust(100, b"\0")
-        tail = _TAIL
-        total = _FIXED_SUM
-    else:
+    tail, rest = _TAIL, _TAIL_SUM
+    if len(encoded) > NAME_BYTES:
         parts = cut_name(encoded)
         if parts is None:
             raise KeyNotAllowed(f"a shard cannot hold {name!r}: USTAR has no room for {len(encoded)} bytes. Rename it, or leave it out")
-        start = parts[1].ljust(100, b"\0")
-        tail = _TAIL[:189] + parts[0].ljust(155, b"\0") + bytes(12)
-        total = _FIXED_SUM + sum(parts[0])
-    digits = b"%011o\0" % size
-    total += _sum(start) + sum(digits)
-    return b"".join((start, _OWNER, digits, _MTIME, b"%06o\0 " % total, tail))
+        prefix, encoded = parts
+        tail = _TAIL[:189] + prefix.ljust(155, b"\0") + bytes(12)
+        rest += sum(prefix)
+    front = b"%b%b%011o\0%b" % (encoded.ljust(NAME_BYTES, b"\0"), _OWNER, size, _MTIME)
+    # The low half of an Adler-32 is 1 + the sum of the bytes modulo 65,521, which 148 bytes never reach.
+    return b"%b%06o\0 %b" % (front, (zlib.adler32(front) & 0xFFFF) - 1 + rest, tail)
 
 
 def _check_size(name: str, size: int) -> None:
@@ -178,6 +178,9 @@ def _number(field: bytes, source: str, offset: int, what: str) -> int:
 
 def _check_header(head: bytes, source: str, offset: int) -> None:
     """Refuse ``head`` unless its checksum and its magic are right."""
+    for magic_number, kind in _COMPRESSED.items():
+        if offset == 0 and head.startswith(magic_number):
+            raise corrupt(source, 0, "a tar, which can be read by ranges", f"one compressed with {kind}, which cannot; decompress it first")
     stored = _number(head[148:156], source, offset + 148, "header checksum")
     counted = _sum(head) - sum(head[148:156]) + 8 * 0x20
     if stored != counted:

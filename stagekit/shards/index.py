@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import operator
 import struct
 import sys
 from array import array
@@ -192,6 +193,9 @@ class _OpenBlock:
         return Block(self.first_sample, self.offset, self.size, self.samples, self.hash.digest())
 
 
+_name = operator.itemgetter(0)
+
+
 class ShardBuilder:
     """A shard's bytes, made as its samples come, with everything that is known of them at the end.
 
@@ -245,7 +249,7 @@ class ShardBuilder:
         ``SourceError`` when a payload has not the size that was announced, before the next header.
         """
         self._go_on()
-        ordered = sorted(((name, size, pieces) for name, size, pieces in fields), key=lambda item: item[0])
+        ordered = sorted(fields, key=_name)
         headers: list[bytes] = []
         total = 0
         before: str | None = None
@@ -261,14 +265,15 @@ class ShardBuilder:
             raise DuplicateKey(f"the key {key!r} comes twice in a row, and its samples would be read as one; give each sample its own key")
         self._last_key = key
         self._broken = True
-        if self._block.size and self._block.size + total > self._block_size:
+        block = self._block
+        if block.size and block.size + total > self._block_size:
             yield from self._flush()
-            self._blocks.append(self._block.close())
-            self._block = _OpenBlock(len(self._offsets), self._offset)
+            self._blocks.append(block.close())
+            self._block = block = _OpenBlock(len(self._offsets), self._offset)
         self._offsets.append(self._offset)
         self._offset += total
-        self._block.size += total
-        self._block.samples += 1
+        block.size += total
+        block.samples += 1
         pending = self._pending
         for head, (name, size, pieces) in zip(headers, ordered, strict=True):
             pending += head
@@ -291,7 +296,7 @@ class ShardBuilder:
                     f"{'more' if left < 0 else f'only {size - left}'}: it changed while it was read. Try again when nothing writes to it"
                 )
             pending += padding(size)
-            totals = self._fields.setdefault(name, [0, 0])
+            totals = self._fields.get(name) or self._fields.setdefault(name, [0, 0])
             totals[0] += 1
             totals[1] += size
             if len(pending) >= self._COLLECT:

@@ -91,6 +91,9 @@ class Manifest:
         _check(self)
         object.__setattr__(self, "digest", _digest(self.shards))
 
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
     @property
     def samples(self) -> int:
         return sum(shard.samples for shard in self.shards)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass
 
 from stagekit.errors import CorruptShard, KeyNotAllowed, ShardError
@@ -84,6 +85,7 @@ CASES = [
         "expected a member's header, found 512 NUL bytes (an end block)",
         block=True,
     ),
+    Hostile("gzip", gzip.compress(GOOD, mtime=0).ljust(512, b"\0"), 0, "one compressed with gzip, which cannot; decompress it first"),
     Hostile("no magic", member(b"a.cls", b"3", magic=bytes(8)), 257, "the magic of a USTAR or GNU header"),
     Hostile("magic of neither", member(b"a.cls", b"3", magic=b"ustar 00"), 257, "the magic of a USTAR or GNU header"),
     Hostile("unknown type", member(b"a.cls", b"3", kind=b"Z"), 156, "expected a known member type, found b'Z'"),
