@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stagekit.store.memory import MemoryStore
+from stagekit.testing.faults import FaultStore
+
+from ..stream.build import build, numbered
+
+
+@pytest.fixture(autouse=True)
+def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No test leaves a thread or a file descriptor behind."""
+    threads, files = set(threading.enumerate()), open_files()
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread not in threads and thread.name.startswith("stagekit")]
+    assert left == []
+    assert open_files() <= files
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> FaultStore:
+    """60 samples in three shards, blocks of three; the field ``cls`` is the sample's number."""
+    inner = MemoryStore(
+        f"memory://torch-{request.node.nodeid}/digits".replace("::", "-").replace("/", "-").replace("memory:--", "memory://")
+    )
+    build(inner, numbered(60, field="cls"), shards=[20, 30, 10])
+    return FaultStore(inner)
