@@ -6,6 +6,9 @@ The names below are loaded on first use, so that ``import stagekit`` costs nothi
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,3 +36,26 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
+
+
+def _find_namesake() -> str | None:
+    """Where PyPI's unrelated distribution "stagekit" is installed, if it is: a workflow tool whose files go into this same folder."""
+    # By listing: importlib.metadata would say the same, and takes longer to load than the rest of this package.
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for name in names:
+            stem, kind = os.path.splitext(name)
+            if kind in (".dist-info", ".egg-info") and stem.partition("-")[0].lower() == "stagekit":
+                return os.path.join(folder, name)
+    return None
+
+
+if _namesake := _find_namesake():
+    warnings.warn(
+        f"The unrelated distribution 'stagekit' is installed too ({_namesake}) and writes into the same folder as stagekit-ml. "
+        "Remove both with: pip uninstall stagekit stagekit-ml, then install stagekit-ml again.",
+        stacklevel=2,
+    )

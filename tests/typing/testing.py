@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from typing_extensions import assert_type
+from typing import assert_type
 
 from stagekit.store.base import ObjectInfo
 from stagekit.store.memory import MemoryStore
