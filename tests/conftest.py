@@ -14,7 +14,11 @@ from hypothesis import HealthCheck, settings
 from stagekit.config import StoreConfig
 
 from .rigs import available, servers
+from .rigs import fuse as fuse_rig
+from .rigs import nginx as nginx_rig
 from .rigs import rgw as rgw_rig
+from .rigs.fuse import FuseMount
+from .rigs.nginx import Nginx
 from .rigs.rgw import Rgw
 from .rigs.servers import S3Server
 
@@ -71,6 +75,18 @@ def rclone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server
 def rgw() -> Iterator[Rgw]:
     """A real Ceph RGW: ``.http`` and ``.https`` are its two doors."""
     yield from start_rig("rgw", rgw_rig.rgw())
+
+
+@pytest.fixture(scope="session")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """nginx, fast and as over a WAN: put files below ``.root``."""
+    yield from start_rig("nginx", nginx_rig.nginx(tmp_path_factory.mktemp("nginx")))
+
+
+@pytest.fixture
+def fuse(rclone_server: S3Server, tmp_path: Path) -> Iterator[FuseMount]:
+    """A new bucket of ``rclone_server`` behind a real FUSE mount."""
+    yield from start_rig("fuse", fuse_rig.mounted(rclone_server, rclone_server.create_bucket(), tmp_path / "fuse"))
 
 
 @pytest.fixture

@@ -154,7 +154,7 @@ rgw gc processor period = 5
     run("monmaptool", "--create", "--fsid", cluster, "--addv", "a", monitor, monmap)
     run("ceph-mon", *conf, "--mkfs", "-i", "a", "--monmap", monmap)
     ceph_mon = daemon("mon", "ceph-mon", "-f", "-i", "a")
-    wait_until(lambda: _accepts(monitor_v2), ceph_mon, "ceph-mon", 30)
+    wait_until(lambda: accepts(monitor_v2), ceph_mon, "ceph-mon", 30)
 
     osd = str(uuid.uuid4())
     run("ceph", *conf, "osd", "new", osd, "0")
@@ -175,6 +175,7 @@ rgw gc processor period = 5
     return Rgw(http, https)
 
 
-def _accepts(port: int) -> bool:
+def accepts(port: int) -> bool:
+    """Whether somebody listens on that port of loopback."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
