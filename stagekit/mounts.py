@@ -398,7 +398,7 @@ def bucket_url(mount: Mount, path: str) -> str | None:
     scheme = "s3"
     if type_ == "rclone":
         remote, separator, rest = source.rpartition(":")
-        if not separator or not rest.strip("/") or not remote:
+        if not separator or not rest.strip("/") or not remote or rest.startswith("/"):  # the last is a directory of a machine
             return None
     elif type_ in ("gcsfuse",):
         scheme, rest = "gs", source
@@ -416,12 +416,22 @@ def bucket_url(mount: Mount, path: str) -> str | None:
     return f"{scheme}://" + "/".join(part for part in parts if part)
 
 
-_PROBE = "import os, sys; os.stat(sys.argv[1]); os.write(1, b'+')"
+# Asking for the free space reaches the daemon or server each time; a stat may be answered by the kernel's cache.
+_PROBE = f"""
+import os, sys
+try:
+    os.stat(sys.argv[1])
+    os.statvfs(sys.argv[1])
+except OSError as error:
+    if error.errno in {(errno.ENOENT, errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN)}:
+        sys.exit()
+os.write(1, b"+")
+"""
 _unreaped: set[int] = set()
 
 
 def _answers(point: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether a ``stat`` of ``point`` returns within ``timeout_s``.
+    """Whether what is mounted at ``point`` says something within ``timeout_s``, be it that it may not be looked at.
 
     A child process asks. If it hangs it is killed, which takes effect when the mount answers or goes; nobody waits for it, so this
     process can still end at once.

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stagekit import mounts
 from stagekit.errors import MountRefused
 from stagekit.mounts import Mount, MountTable, bucket_url, parse_mountinfo
+from stagekit.testing.rclone import rclone_binary
 
 # Lines as Linux printed them on a cloud server, in a container and on RunPod; only names are changed.
 RECORDED = rb"""27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard,resv_strict
@@ -296,3 +297,68 @@ def test_the_refusal_names_everything_a_person_needs(monkeypatch: pytest.MonkeyP
     for path in ("/mnt/bucket", "/workspace/out"):
         with pytest.raises(MountRefused, match=r"does not answer.*umount -l"):
             mounts.refuse_mount(path, "staging checkpoints in", allow_mount=True)
+
+
+RCLONE = """
+mkdir source bucket elsewhere 'with space' single lower upper work merged
+echo hello > source/a.txt; touch single/file
+{rclone} mount :local:$PWD/source "$PWD/bucket" --daemon --daemon-wait 20s --vfs-cache-mode off
+{rclone} mount :local:$PWD/source "$PWD/with space" --daemon --daemon-wait 20s --vfs-cache-mode off
+mount --bind bucket elsewhere
+mount --bind bucket/a.txt single/file
+mkdir covered; mount --bind bucket covered; mount -t tmpfs over covered
+ln -s bucket link
+"""
+
+REFUSALS = """
+result = {}
+for name in ["bucket", "bucket/a.txt", "elsewhere/a.txt", "single/file", "with space/a.txt", "link/a.txt", "covered/x", "single", "source/a.txt"]:
+    try:
+        result[name] = mounts.refuse_mount(os.path.abspath(".") + "/" + name, "reading a data set from").kind
+    except mounts.MountRefused as error:
+        result[name] = str(error)
+"""
+
+ALLOWED = """
+judged = mounts.refuse_mount("bucket", "reading a data set from", allow_mount=True)
+result["allowed"] = judged.warning
+"""
+
+HUNG = """
+import signal, subprocess, time
+daemons = [int(pid) for pid in subprocess.run(["pgrep", "-f", f"rclone mount.*{os.getcwd()}"], capture_output=True, text=True).stdout.split()]
+for pid in daemons:
+    os.kill(pid, signal.SIGSTOP)
+began_s = time.monotonic()
+try:
+    mounts.refuse_mount("bucket/a.txt", "staging checkpoints in", allow_mount=%s)
+except mounts.MountRefused as error:
+    result["hung"] = str(error)
+result["took_s"] = time.monotonic() - began_s
+for pid in daemons:
+    os.kill(pid, signal.SIGCONT)
+"""
+
+END = """
+print(json.dumps(result), flush=True)
+for point in ["single/file", "elsewhere", "covered", "covered", "bucket", "with space"]:
+    subprocess.run(["umount", "-l", point])
+"""
+
+
+@pytest.mark.rig("fuse")
+@pytest.mark.parametrize("allow", [False, True])
+def test_a_real_rclone_mount_is_refused_by_every_way_that_leads_to_it_also_when_it_hangs(tmp_path: Path, allow: bool) -> None:
+    setup = RCLONE.format(rclone=rclone_binary())
+    result = in_a_mount_namespace(setup, REFUSALS + ALLOWED + HUNG % allow + END, tmp_path)
+    for name in ("bucket", "bucket/a.txt", "elsewhere/a.txt", "single/file", "with space/a.txt", "link/a.txt"):
+        message = str(result[name])
+        assert "is refused" in message, name
+        assert "fuse.rclone" in message
+    assert str(tmp_path / "with space") in str(result["with space/a.txt"])
+    for name in ("covered/x", "single", "source/a.txt"):
+        assert result[name] == "fine", name
+    assert "rclone mount" in str(result["allowed"])
+    assert "is refused" in str(result["hung"])
+    assert ("does not answer" in str(result["hung"])) is allow
+    assert float(str(result["took_s"])) < 2.5

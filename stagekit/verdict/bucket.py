@@ -17,6 +17,7 @@ Content = tuple[int, str]
 """Size and sha-256: what makes two files the same, whatever they are called."""
 
 _THREADS = 16
+_HEADS = 500
 
 
 @dataclass(slots=True)
@@ -75,10 +76,11 @@ def _look(store: Store, state: RunState, clock: Callable[[], float]) -> None:
                 )
             )
     for checkpoint in committed:
-        # A listing is a cross-check; what decides for the newest checkpoint, and wherever the listing disagrees, is a HEAD of the object.
-        doubtful = [
-            record for record in checkpoint.files if checkpoint is newest or listed.get(record.key(checkpoint.name)) != record.bytes
-        ]
+        # The listing speaks for what was confirmed when it was committed. Wherever it disagrees, and for the newest checkpoint's largest
+        # files in any case, a HEAD of the object decides: of all its files it would take 40 s for 10,000 at 250 requests/s.
+        largest = sorted(checkpoint.files, key=lambda record: record.bytes, reverse=True)[:_HEADS] if checkpoint is newest else []
+        asked = {record.path for record in largest}
+        doubtful = [one for one in checkpoint.files if one.path in asked or listed.get(one.key(checkpoint.name)) != one.bytes]
         keys = [record.key(checkpoint.name) for record in doubtful]
         sizes = each(lambda key: _size(store, key), keys, threads=_THREADS)
         missing = {record.path for record, size in zip(doubtful, sizes, strict=True) if size != record.bytes}

@@ -60,7 +60,7 @@ class Scope:
             *(f"run       {url}" for url in self.runs),
             *(f"spool     {path}" for path in self.spools),
             *(f"ignoring  {pattern}" for pattern in self.ignored),
-        ] or ["nothing is watched and no run is recorded on this machine"]
+        ] or ["nothing to judge"]
 
     @property
     def record(self) -> dict[str, Any]:

@@ -37,10 +37,10 @@ def _finding(entry: Entry, now_s: float) -> Finding:
     if entry.dropped is not None:
         return Finding("note", "superseded", f"policy dropped this step: {entry.dropped}", subject, age_s=age_s)
     files = f"{format_count(len(entry.files))} {'file' if len(entry.files) == 1 else 'files'}"
+    if spool.is_alive(entry):
+        what = f"{files} on the way, sent by a process that is alive" + (f"; its last try failed: {entry.error}" if entry.error else "")
+        return Finding("NO", "in flight", what, subject, entry.size_bytes, age_s, f"wait for it, then: {again}")
     if entry.error is not None:
         what = f"{files} did not reach the bucket: {entry.error}"
         return Finding("NO", "failed", what, subject, entry.size_bytes, age_s, again)
-    if spool.is_alive(entry):
-        what = f"{files} are on their way, sent by a process that is alive"
-        return Finding("NO", "in flight", what, subject, entry.size_bytes, age_s, f"wait for it, then: {again}")
-    return Finding("NO", "queued", f"{files} wait to be sent; the process that saved them is gone", subject, entry.size_bytes, age_s, again)
+    return Finding("NO", "queued", f"{files} to be sent; the process that saved them is gone", subject, entry.size_bytes, age_s, again)
