@@ -312,7 +312,8 @@ ln -s bucket link
 
 REFUSALS = """
 result = {}
-for name in ["bucket", "bucket/a.txt", "elsewhere/a.txt", "single/file", "with space/a.txt", "link/a.txt", "covered/x", "single", "source/a.txt"]:
+names = ["bucket", "bucket/a.txt", "elsewhere/a.txt", "single/file", "with space/a.txt", "link/a.txt"]
+for name in [*names, "covered/x", "single", "source/a.txt"]:
     try:
         result[name] = mounts.refuse_mount(os.path.abspath(".") + "/" + name, "reading a data set from").kind
     except mounts.MountRefused as error:
@@ -326,7 +327,8 @@ result["allowed"] = judged.warning
 
 HUNG = """
 import signal, subprocess, time
-daemons = [int(pid) for pid in subprocess.run(["pgrep", "-f", f"rclone mount.*{os.getcwd()}"], capture_output=True, text=True).stdout.split()]
+found = subprocess.run(["pgrep", "-f", f"rclone mount.*{os.getcwd()}"], capture_output=True, text=True)
+daemons = [int(pid) for pid in found.stdout.split()]
 for pid in daemons:
     os.kill(pid, signal.SIGSTOP)
 began_s = time.monotonic()

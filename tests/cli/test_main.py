@@ -62,7 +62,8 @@ def test_help_and_version_load_nothing_heavy() -> None:
     program = (
         "import sys; from stagekit.cli import main\n"
         "assert main(['--help']) == 0 and main(['--version']) == 0 and main([]) in (0, 2)\n"
-        "print([name for name in ('torch', 'botocore', 'rich', 'fsspec', 'numpy', 'stagekit.store') if name in sys.modules], file=sys.stderr)"
+        "heavy = ('torch', 'botocore', 'rich', 'fsspec', 'numpy', 'stagekit.store')\n"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.endswith("[]\n")
