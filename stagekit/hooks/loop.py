@@ -413,7 +413,7 @@ class _Loop:
             return self.ranks.torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                f"{path.name} of {where} holds more than tensors and plain values; it is not unpickled, for that could run any code: {error}"
+                f"{path.name} of {where} holds more than tensors and plain values. It is not unpickled: that could run any code ({error})"
             ) from error
 
 

@@ -389,8 +389,8 @@ def seal(values: Mapping[str, Any]) -> bytes:
 def unseal(data: bytes, format: str, version: int, *, source: str) -> dict[str, Any]:
     """What ``seal`` was given. Raises ``ManifestError`` when it is damaged, of another format, or of a newer version."""
     try:
-        values = json.loads(bytes(data).decode())
-    except ValueError as error:
+        values = json.loads(bytes(data).decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"{source} is damaged: it is no JSON ({error})") from None
     record = _object(values, source, "it")
     if record.get("format") != format:
@@ -401,6 +401,10 @@ def unseal(data: bytes, format: str, version: int, *, source: str) -> dict[str, 
     if checksum != _checksum(record):
         raise ManifestError(f"{source} is damaged: its checksum does not fit its content")
     return record
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
 
 
 def _checksum(values: Mapping[str, Any]) -> str:

@@ -1,0 +1,80 @@
+"""A run on a store in memory that a test can make fail, with every event kept and no pause between tries."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagekit.errors import StagekitError
+from stagekit.progress import Event, Message, Stage
+from stagekit.runs import Run
+from stagekit.runs.sync import SyncSettings
+from stagekit.store.memory import MemoryStore
+from stagekit.testing.faults import FaultStore
+
+
+class Events(list[Event]):
+    """What a run reported, in order."""
+
+    def texts(self, level: str | None = None) -> list[str]:
+        return [event.text for event in self if isinstance(event, Message) and level in (None, event.level)]
+
+    def stages(self, name: str) -> list[str]:
+        return [event.subject for event in self if isinstance(event, Stage) and event.name == name]
+
+
+class Gate:
+    """Holds a store's calls back until it is opened: a network that has stopped moving."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, _call: object) -> None:
+        self.reached.set()
+        assert self.opened.wait(60), "the test never opened its gate"
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> FaultStore:
+    return FaultStore(MemoryStore(f"memory://{request.node.name[:40]}-{id(request)}/run"))
+
+
+@pytest.fixture
+def make_run(store: FaultStore, events: Events, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """A function that makes runs on ``store``; those a test leaves open are closed behind it, without a word about what they lost."""
+    made: list[Run] = []
+
+    def make(where: Any = None, **options: Any) -> Run:
+        options.setdefault("settings", SyncSettings(retry_after_s=lambda _: 0.01, parts_timeout_s=0.2, sleep=lambda _: None))
+        options.setdefault("spool_dir", tmp_path / "spool")
+        options.setdefault("on_event", events.append)
+        options.setdefault("drain_s", 20)
+        run = Run(store if where is None else where, **options)
+        made.append(run)
+        return run
+
+    yield make
+    for run in made:
+        run._drain_s = 0.5
+        try:
+            run.close()
+        except StagekitError:
+            continue
+
+
+def fill(directory: Path, content: bytes = b"weights") -> Path:
+    """A checkpoint directory as a trainer leaves it, in new files."""
+    (directory / "sub").mkdir(parents=True)
+    (directory / "model.bin").write_bytes(content)
+    (directory / "sub" / "config.json").write_bytes(b"{}")
+    return directory
