@@ -12,7 +12,7 @@ from .output import Printer
 @click.command()
 @click.argument("url")
 @click.argument("directory", type=click.Path())
-@click.option("--threads", type=click.IntRange(min=1), default=8, show_default=True, help="Requests at the same time.")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Requests at the same time.")
 @click.option("--allow-mount", is_flag=True, help="Accept a directory on a mounted bucket.")
 @store_options()
 def command(url: str, directory: str, threads: int, allow_mount: bool, store: StoreConfig, printer: Printer) -> None:

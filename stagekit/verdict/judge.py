@@ -10,7 +10,8 @@ from pathlib import Path
 from ..config import StoreConfig
 from ..errors import StagekitError
 from ..parallel import each
-from ..progress import Message, Subscriber, ignore
+from ..progress import Message, Subscriber
+from ..progress import ignore as nobody
 from ..runs import catalog, spool
 from ..runs.spool import Entry
 from ..store import Where
@@ -26,16 +27,17 @@ def teardown(
     runs: Iterable[Where] = (),
     *,
     check: bool = False,
-    ignored: Iterable[str] = (),
+    ignore: Iterable[str] = (),
     store: StoreConfig | None = None,
-    on_event: Subscriber = ignore,
+    on_event: Subscriber = nobody,
     clock: Callable[[], float] = time.time,
 ) -> Verdict:
     """Finish the uploads, then tell whether this server may be destroyed: YES, NO or CANNOT TELL, with reasons and fixes.
 
     YES means that every file below the watched directories is, by its content, in a checkpoint whose objects the bucket shows with the
-    right size, or matches one of ``ignored``; that nothing waits in the spool; and that nobody writes any more. What could not be looked
-    at makes it CANNOT TELL, never YES: a store that is down or refuses, and a scope with nothing in it. NO beats CANNOT TELL.
+    right size, or matches one of ``ignore`` (a path below its directory, or a name); that nothing waits in the spool; and that nobody
+    writes any more. What could not be looked at makes it CANNOT TELL, never YES: a store that is down or refuses, and a scope with nothing
+    in it. NO beats CANNOT TELL.
 
     Without ``watch`` and ``runs`` the scope is what runs recorded on this machine. ``check`` only reads, here and in the bucket;
     without it, saves that a dead process left behind are sent first. ``store`` is how to reach the runs, where it is not as recorded.
@@ -45,12 +47,12 @@ def teardown(
         verdict = stagekit.teardown(watch=["out"], runs=["s3://bucket/run"])
         print(verdict.answer, [finding.line for finding in verdict.findings])
     """
-    judged = find_scope(watch, runs, ignored, store=store)
+    judged = find_scope(watch, runs, ignore, store=store)
     on_event(Message("\n".join(judged.scope.lines)))
     return judge(judged, check=check, on_event=on_event, clock=clock)
 
 
-def judge(judged: Judged, *, check: bool = False, on_event: Subscriber = ignore, clock: Callable[[], float] = time.time) -> Verdict:
+def judge(judged: Judged, *, check: bool = False, on_event: Subscriber = nobody, clock: Callable[[], float] = time.time) -> Verdict:
     """The verdict on a scope that ``find_scope`` found. See ``teardown``."""
     findings = list(judged.findings)
     spools = [Path(path) for path in judged.scope.spools]
