@@ -156,15 +156,17 @@ class _Work:
     def _held(self) -> ShardOutcome | None:
         """The outcome when the store holds this shard as the source makes it; ``None`` when it has to be sent."""
         store, name = self._store, self._name
+        table = _content(store, blocks_name(name))
+        if table is None:
+            return None
+        index = _content(store, index_name(name))
         try:
-            table = bytes(store.get(blocks_name(name)))
-            index = bytes(store.get(index_name(name)))
             info = store.head(name)
         except NotFound:
-            return None
+            info = ObjectInfo(name, 0)
         digests = _Etag.like(info)
         built = self._build(digests)
-        same = built.table.to_bytes() == table and built.index == index and built.bytes == info.size
+        same = built.table.to_bytes() == table and built.bytes == info.size
         if same and digests is not None and not digests.matches(info):
             # An etag may look like an MD5 and be none (server-side encryption), so it can only acquit.
             same = self._stored_sha256(info.size) == built.sha256
@@ -172,10 +174,13 @@ class _Work:
             # First the commit, then what it stands for: else a kill in between would leave a block table beside another tar.
             store.delete(blocks_name(name))
             return None
+        sent = 0
+        if index != built.index:
+            sent = put_object(store, index_name(name), built.index).size
         self._report(built.bytes, finished=True)
         self._on_event(Stage("kept", name))
-        objects = (info, ObjectInfo(index_name(name), len(index)), ObjectInfo(blocks_name(name), len(table)))
-        return self._outcome(built, kept=True, objects=objects)
+        objects = (info, ObjectInfo(index_name(name), len(built.index)), ObjectInfo(blocks_name(name), len(table)))
+        return self._outcome(built, kept=not sent, sent_bytes=sent, objects=objects)
 
     def _stored_sha256(self, size: int) -> str:
         found = hashlib.sha256()
@@ -227,6 +232,13 @@ class _Work:
         if finished or now_s - self._reported_s >= _REPORT_EVERY_S:
             self._reported_s = now_s
             self._on_event(Progress(self._name, done, self._job.shard.bytes, finished=finished))
+
+
+def _content(store: Store, key: str) -> bytes | None:
+    try:
+        return bytes(store.get(key))
+    except NotFound:
+        return None
 
 
 class _Etag:

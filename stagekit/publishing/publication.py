@@ -94,7 +94,7 @@ class Publication:
         store = f", store=stagekit.StoreConfig({', '.join(options)})" if options else ""
         return [
             "import stagekit.torch",
-            f"for batch in stagekit.torch.StreamLoader({str(self.location)!r}, batch_size=64{store}):",
+            f"for batch in stagekit.torch.StreamLoader({str(self.location)!r}, batch_size={min(64, self.manifest.samples)}{store}):",
             f"    print({', '.join(f'batch[{name!r}]' for name in self.manifest.fields)})",
         ]
 

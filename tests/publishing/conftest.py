@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagekit.store.base import Store
+
+
+def make_raw(root: Path, samples: int = 60, *, seed: int = 0, largest: int = 20_000) -> Path:
+    """A folder of class folders with two files a sample; the same seed gives the same bytes."""
+    rng = random.Random(seed)
+    for number in range(samples):
+        directory = root / f"class{number % 3}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{number:04d}.png").write_bytes(rng.randbytes(rng.randrange(largest)))
+        (directory / f"{number:04d}.json").write_text(f'{{"number": {number}}}')
+    return root
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """60 samples, about 0.6 MB."""
+    return make_raw(tmp_path / "raw")
+
+
+def tree(root: Path | Store) -> dict[str, bytes]:
+    """Every object at a place, by key."""
+    if not isinstance(root, Path):
+        return {info.key: bytes(root.get(info.key)) for info in root.list()}
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+# In a process of its own: the package leaves files open, which this suite counts as a failure.
+_WEBDATASET = """
+import pickle, sys, webdataset
+samples = webdataset.WebDataset(sys.argv[1:], shardshuffle=False, empty_check=False)
+read = [{name: value for name, value in sample.items() if name in ("__key__",) or not name.startswith("__")} for sample in samples]
+sys.stdout.buffer.write(pickle.dumps(read))
+"""
+
+
+def read_by_webdataset(urls: list[str]) -> list[dict[str, object]]:
+    """The samples that the ``webdataset`` package finds in shards, undecoded."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _WEBDATASET, *urls], capture_output=True, check=True)
+    found: list[dict[str, object]] = pickle.loads(done.stdout)
+    return found
