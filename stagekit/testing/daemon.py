@@ -81,9 +81,9 @@ class Daemon:
             self.kill()
 
     def kill(self) -> None:
-        """End it at once, as a power cut would."""
+        """End it at once, as a power cut would, together with what it started."""
         if self.running:
-            os.kill(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def __enter__(self) -> Daemon:

@@ -57,6 +57,42 @@ def test_a_start_that_takes_too_long_shows_the_log(tmp_path: Path) -> None:
             wait_until(lambda: False, daemon, "the sleeper", 0)
 
 
+ELSEWHERE = """
+import sys, time
+from pathlib import Path
+from stagekit.testing import daemon
+daemon._GUARD = daemon._GUARD.replace('sys.platform == "linux"', "False")
+with daemon.Daemon([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], Path(sys.argv[1])) as one:
+    daemon.wait_until(lambda: one.log_tail() != "", one, "the sleeper", 30)
+    print(one.log_tail(), flush=True)
+    sys.stdin.readline()
+    if sys.argv[2] != "wait":
+        getattr(one, sys.argv[2])()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["wait", "stop", "kill"])
+def test_where_the_kernel_does_not_help_a_guard_watches_the_parent(tmp_path: Path, how: str) -> None:
+    """macOS has no parent-death signal; its way is taken here."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "log"), how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        handle = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            if how == "wait":
+                parent.kill()
+            else:
+                parent.stdin.write("go\n")
+                parent.stdin.flush()
+            assert select.select([handle], [], [], 30)[0], "the server still runs"
+        finally:
+            parent.kill()
+            os.close(handle)
+
+
 PARENT = """
 import sys, time
 from pathlib import Path
