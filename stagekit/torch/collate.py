@@ -35,7 +35,7 @@ def _column(values: list[Any]) -> Any:
     if kind in (bool, int, float):
         try:
             return torch.tensor(values)
-        except (OverflowError, RuntimeError):  # an int above 64 bits
+        except (OverflowError, ValueError, RuntimeError):  # an int above 64 bits
             return values
     if kind is dict and _alike(values):
         return {name: _column([value[name] for value in values]) for name in values[0]}

@@ -165,6 +165,8 @@ class StreamDataset(IterableDataset[Any]):
             self._worker_turns += 1
             turn = self._turns.take_as_worker(iteration, None if own is None else own["epoch"])
             start = own or turn.start
+        begun = start or self._plan.state(Position(turn.epoch), None).to_dict()
+        self._now = lambda: begun
         return self._run(turn.epoch, start, worker, workers)
 
     def _run(self, epoch: int, start: dict[str, Any] | None, worker: int, workers: int) -> Iterator[Any]:
