@@ -33,7 +33,7 @@ class _Rule:
     skip: int
     times: int | None
     after: bool
-    action: Callable[[Call], None]
+    action: Callable[[Call], object]
 
     def takes(self, call: Call, after: bool) -> bool:
         if self.after != after or self.operation not in ("*", call.operation) or not fnmatchcase(call.key, self.key):
@@ -93,7 +93,7 @@ class FaultStore(WrappedStore):
     def act(
         self,
         operation: Operation | Literal["*"],
-        action: Callable[[Call], None],
+        action: Callable[[Call], object],
         key: str = "*",
         *,
         skip: int = 0,
