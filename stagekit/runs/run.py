@@ -328,7 +328,7 @@ class Run:
 
     def finish_at_exit(self) -> str | None:
         """What ``ending`` calls when the process ends without ``close``."""
-        if self._uploader is None:
+        if self._uploader is None or self._pid != os.getpid():
             return None
         status = self._uploader.status()
         if status.pending:

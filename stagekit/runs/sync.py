@@ -553,17 +553,21 @@ class Uploader:
         """Refer to a large file that an earlier checkpoint of this run has already, instead of sending it again."""
         if self._known is None:
             self._known = list(catalog.read_all(store).checkpoints)
-        for checkpoint in self._known:
-            for record in checkpoint.files:
-                if record.bytes != file.size or record.sample != file.sample:
-                    continue
-                found = file_sha256(entry.file_path(file))
-                entry.check(file)
-                key = record.key(checkpoint.name)
-                with suppress(NotFound):
-                    if found == record.sha256 and store.head(key).size == file.size:
-                        file.sha256, file.object = found, key
-                return
+        similar = {
+            (record.sha256, record.key(checkpoint.name))
+            for checkpoint in self._known
+            for record in checkpoint.files
+            if record.bytes == file.size and record.sample == file.sample
+        }
+        if not similar:
+            return
+        found = file_sha256(entry.file_path(file))
+        entry.check(file)
+        for key in sorted(key for sha256, key in similar if sha256 == found):
+            with suppress(NotFound):
+                if store.head(key).size == file.size:
+                    file.sha256, file.object = found, key
+                    return
 
     def _collect(self, store: Store, entry: Entry) -> Iterator[FileRecord]:
         """What the other ranks have delivered for this attempt; waits for them, and never commits without one."""

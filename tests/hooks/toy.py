@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,10 +104,9 @@ def main() -> None:
                 run.step(loss=loss)
             epoch.metrics["loss"] = loss
         training.scheduler.step()
-    with open(options.out, "wb") as file:
-        file.write(training.weights())
-    print(training.seen)
+    Path(options.out).write_bytes(training.weights())
+    sys.stdout.write(f"{[epoch for epoch, _ in training.seen]}\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

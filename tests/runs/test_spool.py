@@ -258,7 +258,7 @@ def test_a_forked_child_does_not_drop_its_parents_lock(tmp_path: Path, spool: Sp
     if child == 0:
         os._exit(0 if is_alive(pinned) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    code = "import sys; from pathlib import Path; from stagekit.runs.spool import *; sys.exit(0 if is_alive(pending(Path(sys.argv[1]))[0]) else 1)"
+    code = "import sys; from stagekit.runs import spool; sys.exit(not spool.is_alive(spool.pending(spool.Path(sys.argv[1]))[0]))"
     assert subprocess.run([sys.executable, "-c", code, str(spool.directory)], check=False).returncode == 0
 
 

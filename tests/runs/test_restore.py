@@ -1,0 +1,259 @@
+"""A checkpoint back on disk: whole or not at all, the newest whole one, and never "none" for "cannot tell"."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stagekit.errors import (
+    BucketNotFound,
+    CheckpointError,
+    DamagedCheckpoint,
+    Denied,
+    ManifestError,
+    NoValidCheckpoint,
+    OutOfSpace,
+    Unreachable,
+    UsageError,
+)
+from stagekit.progress import Progress
+from stagekit.runs import Run, catalog
+from stagekit.runs.layout import CheckpointName
+from stagekit.runs.restore import restore, restore_checkpoint
+from stagekit.testing.faults import FaultStore
+
+from ..made import make_checkpoint
+from .conftest import Events
+
+Make = Callable[..., Run]
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def three(store: FaultStore) -> list[CheckpointName]:
+    """Steps 100, 200 and 300, oldest first."""
+    return [make_checkpoint(store, step, {"model.pt": b"model %d" % step, "sub/a.json": b"{}"}) for step in (100, 200, 300)]
+
+
+def test_the_newest_comes_back_with_every_byte(store: FaultStore, three: list[CheckpointName], events: Events, tmp_path: Path) -> None:
+    found = restore(store, tmp_path / "new", on_event=events.append)
+    assert found is not None
+    assert found.step == 300
+    assert files(tmp_path / "new") == {"model.pt": b"model 300", "sub/a.json": b"{}"}
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    last = [event for event in events if isinstance(event, Progress)][-1]
+    assert (last.task, last.done, last.total, last.finished) == ("restoring step 300", 11, 11, True)
+
+
+def test_newest_means_generation_before_step(store: FaultStore, three: list[CheckpointName], tmp_path: Path) -> None:
+    make_checkpoint(store, 150, {"model.pt": b"after a rollback"}, generation=2)
+    found = restore(store, tmp_path / "new")
+    assert found is not None
+    assert found.step == 150
+
+
+def test_an_attempt_without_a_manifest_is_not_there(store: FaultStore, three: list[CheckpointName], tmp_path: Path) -> None:
+    make_checkpoint(store, 400, {"model.pt": b"half"}, commit=False)
+    found = restore(store, tmp_path / "new")
+    assert found is not None
+    assert found.step == 300
+    with pytest.raises(CheckpointError, match="step 400 was begun and never committed"):
+        restore(store, tmp_path / "other", 400)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (
+            lambda store, name: store.put(name.file_key("model.pt"), b"model 3O0"),
+            r"model\.pt: expected sha-256 [0-9a-f]{64}, found [0-9a-f]{64}",
+        ),
+        (lambda store, name: store.put(name.file_key("model.pt"), b"short"), r"model\.pt: expected 9 bytes, the store holds 5"),
+        (lambda store, name: store.delete(name.file_key("sub/a.json")), r"files/sub/a\.json is missing"),
+        (lambda store, name: store.put(name.manifest_key, b"{"), r"manifest\.json is damaged"),
+        (
+            lambda store, name: store.put(name.manifest_key, bytes(store.get(CheckpointName(1, 200, 200, "1a2b3c4d").manifest_key))),
+            r"moved or copied",
+        ),
+    ],
+    ids=["flipped", "short", "missing", "manifest", "wrong-place"],
+)
+def test_a_damaged_one_is_rejected_loudly_and_the_next_older_taken(
+    store: FaultStore,
+    three: list[CheckpointName],
+    events: Events,
+    tmp_path: Path,
+    spoil: Callable[[FaultStore, CheckpointName], None],
+    words: str,
+) -> None:
+    spoil(store, three[2])
+    found = restore(store, tmp_path / "new", on_event=events.append)
+    assert found is not None
+    assert found.step == 200
+    assert files(tmp_path / "new")["model.pt"] == b"model 200"
+    [told] = events.texts("warning")
+    assert told.endswith("this checkpoint is rejected, the next older one is taken")
+    with pytest.raises((DamagedCheckpoint, ManifestError), match=words):
+        restore(store, tmp_path / "strict", strict=True)
+    with pytest.raises(NoValidCheckpoint, match=words):
+        restore(store, tmp_path / "asked", 300)
+    assert [path.name for path in tmp_path.iterdir()] == ["new"], "after a failure the target is as it was"
+
+
+def test_one_bad_body_is_fetched_again(store: FaultStore, three: list[CheckpointName], events: Events, tmp_path: Path) -> None:
+    store.corrupt(three[2].file_key("model.pt"))
+    found = restore(store, tmp_path / "new", on_event=events.append)
+    assert found is not None
+    assert found.step == 300
+    assert events.texts("warning") == []
+
+
+def test_all_damaged_is_an_error_and_no_new_run(store: FaultStore, three: list[CheckpointName], make_run: Make, tmp_path: Path) -> None:
+    for name in three:
+        store.delete(name.file_key("model.pt"))
+    with pytest.raises(NoValidCheckpoint, match=r"none of those asked for \(latest\) is whole.*step 100"):
+        make_run().restore(tmp_path / "new")
+    with pytest.raises(NoValidCheckpoint, match="none of them is whole"):
+        make_run().latest()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_new_run_is_none(make_run: Make, tmp_path: Path) -> None:
+    assert make_run().restore(tmp_path / "new") is None
+    assert make_run().latest() is None
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(CheckpointError, match="has no checkpoint of step 5; it has no checkpoint at all"):
+        make_run().restore(tmp_path / "new", 5)
+
+
+@pytest.mark.parametrize("error", [Denied("listing: forbidden"), Unreachable("no answer"), BucketNotFound("no such bucket")], ids=repr)
+@pytest.mark.parametrize("operation", ["children", "get", "head"])
+def test_cannot_tell_is_never_none(
+    store: FaultStore, three: list[CheckpointName], make_run: Make, events: Events, tmp_path: Path, operation: str, error: Exception
+) -> None:
+    store.fail(operation, error, times=None)  # type: ignore[arg-type]  # one of its operations
+    with pytest.raises(type(error)):
+        make_run().restore(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+    assert make_run().restore(tmp_path / "new", allow_fresh=True) is None
+    assert any("starting from scratch, as allow_fresh says, although" in text for text in events.texts("warning"))
+
+
+def test_a_mistake_in_the_call_is_not_forgiven_by_allow_fresh(
+    store: FaultStore, three: list[CheckpointName], make_run: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_bytes(b"keep")
+    for target in (tmp_path / "full", tmp_path / "full" / "mine.txt"):
+        with pytest.raises(UsageError, match="give a new"):
+            make_run().restore(target, allow_fresh=True)
+    assert files(tmp_path / "full") == {"mine.txt": b"keep"}
+    assert store.calls == [call for call in store.calls if call.operation == "put"], "refused before the store is asked"
+
+
+def test_an_empty_directory_a_mount_point_and_the_current_directory_can_be_targets(
+    store: FaultStore, three: list[CheckpointName], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert restore(store, tmp_path / "empty") is not None
+    assert files(tmp_path / "empty")["model.pt"] == b"model 300"
+
+    def busy(self: Path, target: Path) -> Path:
+        if self.name.endswith(".restoring"):
+            raise OSError(16, "Device or resource busy")
+        return Path(os.rename(self, target) or target)
+
+    monkeypatch.setattr(Path, "rename", busy)
+    (tmp_path / "mounted").mkdir()
+    assert restore(store, tmp_path / "mounted") is not None
+    assert files(tmp_path / "mounted")["sub/a.json"] == b"{}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "mounted"]
+
+
+def test_space_is_checked_before_a_byte_is_fetched(
+    store: FaultStore, three: list[CheckpointName], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(100, 90, 10))
+    with pytest.raises(OutOfSpace, match="it needs 11 B and the disk has 10 B free"):
+        restore(store, tmp_path / "new")
+    assert not [call for call in store.calls if call.operation == "get" and "/files/" in call.key]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_times_follow_the_steps(store: FaultStore, three: list[CheckpointName], tmp_path: Path) -> None:
+    for step in (300, 100, 200):
+        restore(store, tmp_path / str(step), step)
+    for path in ("", "model.pt", "sub", "sub/a.json"):
+        times = [(tmp_path / str(step) / path).stat().st_mtime_ns for step in (100, 200, 300)]
+        assert times == sorted(set(times))
+    (tmp_path / "later").mkdir()
+    assert (tmp_path / "later").stat().st_mtime_ns > max(times), "what the trainer writes next is newer"
+
+
+def test_nothing_is_unpickled(store: FaultStore, tmp_path: Path) -> None:
+    make_checkpoint(store, 1, {"model.pt": b"cos\nsystem\n(S'touch /tmp/pwned-by-a-checkpoint'\ntR."})
+    restore(store, tmp_path / "new")
+    assert not Path("/tmp/pwned-by-a-checkpoint").exists()
+    assert files(tmp_path / "new")["model.pt"].startswith(b"cos\nsystem")
+
+
+def test_the_best_by_a_metric(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not say which metric decides what is best.*It has no metrics"):
+        make_run().restore(tmp_path / "new", "best")
+    losses = {1: 0.5, 2: 0.2, 3: float("nan"), 4: 0.2, 5: 0.9}
+    for step, loss in losses.items():
+        make_checkpoint(store, step, {"model.pt": b"%d" % step}, metrics={"loss": loss})
+    with pytest.raises(CheckpointError, match="Its metrics are loss"):
+        make_run().restore(tmp_path / "new", "best")
+    with pytest.raises(CheckpointError, match="no checkpoint with a number for the metric 'acc'"):
+        make_run(keep_best=("acc", "max", 1)).restore(tmp_path / "new", "best")
+    least = make_run(keep_best=("loss", "min", 1)).restore(tmp_path / "least", "best")
+    most = make_run(keep_best=("loss", "max", 1)).restore(tmp_path / "most", "best")
+    assert least is not None and most is not None
+    assert (least.step, most.step) == (4, 5)
+    make_checkpoint(store, 6, {"model.pt": b"6"}, metrics={"loss": 0.3}, best=("loss", "min"))
+    told_by_manifest = make_run().restore(tmp_path / "told", "best")
+    assert told_by_manifest is not None
+    assert told_by_manifest.step == 4
+
+
+def test_a_step_that_nobody_saved_names_those_there_are(
+    store: FaultStore, three: list[CheckpointName], make_run: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="has no checkpoint of step 150; it has 100, 200, 300"):
+        make_run().restore(tmp_path / "new", 150)
+
+
+def test_another_base_model_is_refused_and_other_differences_are_told(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    first = make_run(base_model="org/base@1")
+    with first.checkpoint(step=1) as directory:
+        (directory / "adapter.bin").write_bytes(b"a")
+    first.close()
+    with pytest.raises(CheckpointError, match="continues the base model org/base@1, and this training says org/base@2"):
+        make_run(base_model="org/base@2").restore(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    assert make_run(base_model="org/base@1", world_size=2).restore(tmp_path / "new") is not None
+    assert any("it was saved by 1 ranks, now there are 2" in text for text in events.texts("warning"))
+
+
+def test_a_killed_restore_leaves_no_target(store: FaultStore, three: list[CheckpointName], tmp_path: Path) -> None:
+    [*_, newest] = catalog.read_all(store).checkpoints[:1]
+
+    def interrupt(event: object) -> None:
+        if getattr(event, "name", "") == "restore.file-fetched":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        restore_checkpoint(store, newest, tmp_path / "new", on_event=interrupt)
+    assert list(tmp_path.iterdir()) == []

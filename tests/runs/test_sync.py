@@ -1,0 +1,603 @@
+"""Saves on their way: verified or pinned, in order, whatever the store does meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from stagekit.errors import Denied, Fenced, SourceError, StoreError, Unreachable, UploadFailed, UsageError
+from stagekit.progress import Message, Progress
+from stagekit.runs import Run, catalog, lease, sync
+from stagekit.runs.layout import SUPERSEDED, CheckpointName, SupersededRecord
+from stagekit.runs.spool import pending
+from stagekit.testing.faults import FaultStore
+
+from .conftest import Events, Gate, fill
+
+Make = Callable[..., Run]
+ELSEWHERE = lease.Process("other-host", "other-boot", "pid:[1]", 77, "12345")
+
+
+def save(run: Run, tmp_path: Path, step: int, content: bytes | None = None, **options: object) -> sync.Upload:
+    source = fill(tmp_path / f"out-{step}", content or b"weights of %d" % step)
+    try:
+        return run.submit(source, step=step, **options)  # type: ignore[arg-type]  # handed on as they are
+    finally:
+        shutil.rmtree(source)
+
+
+def stuck(run: Run) -> None:
+    """Wait until everything that is pending was refused."""
+    uploader = run._uploader
+    assert uploader is not None
+    with uploader._changed:
+        assert uploader._changed.wait_for(uploader._is_stuck, 20)
+
+
+def steps(store: FaultStore) -> list[int]:
+    return [one.step for one in catalog.read_all(store).checkpoints]
+
+
+def test_making_a_run_and_reading_it_writes_nothing(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    assert store.calls == []
+    assert run.latest() is None
+    assert run.checkpoints() == []
+    assert run.restore(tmp_path / "new") is None
+    assert run.status().pending == ()
+    run.close()
+    assert {call.operation for call in store.calls} == {"children"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_verified_before_the_manifest_and_the_manifest_is_last(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    run = make_run()
+    upload = save(run, tmp_path, 1200, epoch=3, metrics={"loss": 0.5})
+    assert upload.wait(20)
+    run.close()
+    puts = [call.key for call in store.calls if call.operation == "put" and call.key.startswith("checkpoints/")]
+    folder = f"checkpoints/000000001200-000001-000001-{run._spool.session if run._spool else ''}/"
+    assert puts == [folder + "files/model.bin", folder + "files/sub/config.json", folder + "manifest.json"]
+    heads = [index for index, call in enumerate(store.calls) if call.operation == "head" and call.key.startswith(folder + "files/")]
+    manifest = next(index for index, call in enumerate(store.calls) if call.operation == "put" and call.key.endswith("manifest.json"))
+    assert len(heads) == 2
+    assert max(heads) < manifest
+    looks = [index for index, call in enumerate(store.calls) if (call.operation, call.key) == ("list", "owners/")]
+    assert max(heads) < max(index for index in looks if index < manifest), "a fresh look comes right before the commit"
+    [checkpoint] = run.checkpoints()
+    assert (checkpoint.step, checkpoint.epoch, dict(checkpoint.metrics)) == (1200, 3, {"loss": 0.5})
+    assert checkpoint.files[0].sha256 == hashlib.sha256(b"weights of 1200").hexdigest()
+    assert checkpoint.manifest.identity["numpy"]
+    order = ["checkpoint.pinned", "checkpoint.recorded", "checkpoint.file-sent", "checkpoint.files-sent", "checkpoint.manifest-sent"]
+    order += ["checkpoint.verified", "checkpoint.unpinned"]
+    seen = [getattr(event, "name", "") for event in events]
+    assert [seen.index(name) for name in order] == sorted(seen.index(name) for name in order)
+    assert pending(tmp_path / "spool") == []
+
+
+def test_a_checkpoint_block_hands_over_without_a_copy_and_an_exception_saves_nothing(
+    store: FaultStore, make_run: Make, tmp_path: Path
+) -> None:
+    run = make_run()
+    with run.checkpoint(step=1) as directory:
+        (directory / "model.bin").write_bytes(b"one")
+        inode = (directory / "model.bin").stat().st_ino
+        gate = Gate()
+        store.act("put", gate, "checkpoints/*")
+    assert gate.reached.wait(20)
+    [entry] = pending(tmp_path / "spool")
+    assert entry.file_path(entry.files[0]).stat().st_ino == inode
+    gate.opened.set()
+    with pytest.raises(ZeroDivisionError), run.checkpoint(step=2) as directory:
+        (directory / "model.bin").write_bytes(b"two")
+        raise ZeroDivisionError
+    with pytest.raises(UsageError, match="step 3: nothing was written"), run.checkpoint(step=3):
+        pass
+    run.drain()
+    assert steps(store) == [1]
+    assert not any((tmp_path / "spool" / "incoming").iterdir())
+
+
+def test_metrics_that_are_no_numbers_are_refused_before_anything_is_pinned(make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    with pytest.raises(UsageError, match="metric 'loss' is 'low', which is no number"):
+        save(run, tmp_path, 1, metrics={"loss": "low"})
+    assert pending(tmp_path / "spool") == []
+
+
+@pytest.mark.parametrize("step", [-1, 10**12, True, 1.5])
+def test_steps_that_are_none_are_refused(make_run: Make, tmp_path: Path, step: object) -> None:
+    with pytest.raises(UsageError, match="is no step"):
+        make_run().submit(fill(tmp_path / "out"), step=step)  # type: ignore[arg-type]  # that is the test
+
+
+def test_what_is_passing_heals_by_itself(store: FaultStore, make_run: Make, events: Events, tmp_path: Path) -> None:
+    store.fail("put", Unreachable("no answer"), "*/files/*", times=3)
+    store.fail("head", Unreachable("no answer"), "*/manifest.json")
+    run = make_run()
+    upload = save(run, tmp_path, 1)
+    assert upload.wait(20)
+    run.drain()
+    assert steps(store) == [1]
+    told = events.texts("warning")
+    assert len(told) == 4
+    assert all("step 1 is not in the bucket yet: no answer. It is tried again in" in text for text in told)
+    assert run.status().synced
+
+
+def test_an_answer_that_got_lost_is_no_conflict(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    store.fail("put", Unreachable("the answer got lost"), "*/manifest.json", after=True)
+    run = make_run()
+    save(run, tmp_path, 1)
+    run.close()
+    assert steps(store) == [1]
+
+
+def test_what_is_refused_is_not_hammered_raised_at_the_next_save_and_tried_with_it(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    store.fail("put", Denied("uploading: the key may not write here"), "*/files/*", times=1)
+    run = make_run()
+    first = save(run, tmp_path, 1)
+    stuck(run)
+    run.drain()
+    assert first.state == "verified", "a drain tries again what was refused"
+
+    store.fail("put", Denied("uploading: the key may not write here"), "*/files/*", times=None)
+    save(run, tmp_path, 2)
+    stuck(run)
+    before = len(store.calls)
+    with pytest.raises(UploadFailed, match=r"step 2 is not in memory://.* yet, its local copy is kept: .* may not write here"):
+        save(run, tmp_path, 3)
+    stuck(run)
+    assert len([call for call in store.calls[before:] if call.operation == "put"]) <= 4, "one try for each save that is pending"
+    assert [entry.step for entry in pending(tmp_path / "spool")] == [2, 3]
+    assert run.status().errors[0] == (2, "uploading: the key may not write here")
+    with pytest.raises(UploadFailed, match=r"step 2, 3 is not in .*copies are kept in .*spool.*stagekit teardown.*may not write"):
+        run.close()
+    assert steps(store) == [1]
+    # The key was mended; the next start on this disk finishes it.
+    store._rules.clear()
+    after = make_run()
+    after.drain()
+    assert steps(store) == [3, 2, 1]
+    assert any("ended before step 2, 3 was in" in text for text in events.texts("warning"))
+
+
+def test_a_file_that_was_rewritten_in_place_is_told_never_committed_and_made_up_for_by_the_next(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    run = make_run()
+    gate = Gate()
+    store.act("put", gate, "run.json")
+    source = fill(tmp_path / "out", os.urandom(2 * 2**20))
+    run.submit(source, step=1)
+    run._spool._reflinks = False  # type: ignore[union-attr]
+    assert gate.reached.wait(20)
+    second = run.submit(source, step=2)
+    with (source / "model.bin").open("r+b") as file:
+        file.write(b"rewritten")
+    third = run.submit(source, step=3)
+    gate.opened.set()
+    assert third.wait(20)
+    second.wait(20)
+    if second.state == "unsaved":
+        assert isinstance(second.error, SourceError)
+        assert any("was rewritten in place before it had been sent, so this step is lost" in text for text in events.texts("error"))
+    assert 3 in steps(store)
+    for checkpoint in run.checkpoints():
+        for record in checkpoint.files:
+            assert hashlib.sha256(bytes(store.get(record.key(checkpoint.name)))).hexdigest() == record.sha256
+    run.close()  # a newer step is there, so nothing is missing
+
+
+def test_a_loss_that_no_newer_step_made_up_for_is_raised_at_close(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    gate = Gate()
+    store.act("put", gate, "run.json")
+    save(run, tmp_path, 1)
+    assert gate.reached.wait(20)
+    [entry] = pending(tmp_path / "spool")
+    with entry.file_path(entry.files[0]).open("ab") as file:
+        file.write(b"x")
+    gate.opened.set()
+    with pytest.raises(UploadFailed, match="rewritten in place"):
+        run.close()
+    assert steps(store) == []
+
+
+def test_a_change_while_the_file_is_sent_is_noticed(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    pinned: list[Path] = []
+
+    def rewrite(_call: object) -> None:
+        with pinned[0].open("r+b") as file:
+            file.write(b"x")
+
+    store.act("put_part", rewrite, "*/model.bin", skip=1)
+    gate = Gate()
+    store.act("put", gate, "run.json")
+    upload = save(run, tmp_path, 1, os.urandom(40 * 2**20))
+    assert gate.reached.wait(20)
+    [entry] = pending(tmp_path / "spool")
+    pinned.append(entry.file_path(entry.files[0]))
+    gate.opened.set()
+    upload.wait(20)
+    assert upload.state == "unsaved"
+    assert steps(store) == []
+    assert not list(store.list("checkpoints/")), "the object never became visible"
+
+
+def test_coalescing_drops_intermediate_saves_only_and_says_which(store: FaultStore, make_run: Make, events: Events, tmp_path: Path) -> None:
+    run = make_run(keep_every=100, keep_best=("loss", "min", 1))
+    gate = Gate()
+    store.act("put", gate, "run.json")
+    uploads = {}
+    losses = {1: 9.0, 2: 8.0, 100: 7.0, 101: 0.1, 102: 5.0, 103: float("nan"), 104: 4.0, 105: 3.0}
+    for step, loss in losses.items():
+        uploads[step] = save(run, tmp_path, step, metrics={"loss": loss}, final=step == 104)
+        assert gate.reached.wait(20)
+    assert [step for step, upload in uploads.items() if upload.state == "superseded"] == [2, 102, 103]
+    assert run.status().superseded == (2, 102, 103)
+    assert uploads[1].state == "sending", "what is on its way goes on"
+    gate.opened.set()
+    run.close()
+    assert steps(store) == [105, 101, 100], "and retention removed what only the backlog had to keep"
+    told = [text for text in events.texts("warning") if "saves come faster than the network takes them" in text]
+    assert [text.split("step ")[1].split(" ")[0] for text in told] == ["2", "102", "103"]
+
+
+def test_what_was_dropped_leaves_a_record_with_its_hashes(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    gate = Gate()
+    store.act("put", gate, "run.json")
+    for step in range(1, 7):
+        save(run, tmp_path, step)
+        assert gate.reached.wait(20)
+    gate.opened.set()
+    run.close()
+    records = [SupersededRecord.from_bytes(bytes(store.get(info.key)), source=info.key) for info in store.list(SUPERSEDED)]
+    assert [record.step for record in records] == [2, 3]
+    assert records[0].reason == "dropped before it was sent, since newer saves were waiting"
+    assert records[0].files[0] == ("model.bin", 12, hashlib.sha256(b"weights of 2").hexdigest())
+    assert steps(store) == [6, 5, 4, 1]
+    assert pending(tmp_path / "spool") == []
+
+
+def test_up_to_four_pending_saves_are_never_dropped(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    gate = Gate()
+    store.act("put", gate, "run.json")
+    for step in range(1, 5):
+        save(run, tmp_path, step)
+    gate.opened.set()
+    run.close()
+    assert steps(store) == [4, 3, 2, 1]
+
+
+def test_the_disk_budget_drops_too_and_says_when_it_cannot_be_kept(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    run = make_run(disk="5kB")
+    gate = Gate()
+    store.act("put", gate, "run.json")
+    for step in range(1, 4):
+        save(run, tmp_path, step, bytes(2000))
+        assert gate.reached.wait(20)
+    save(run, tmp_path, 4, bytes(9000))
+    assert run.status().superseded == (2, 3)
+    assert any("over the budget of 5.00 kB; all of them are to be kept" in text for text in events.texts("warning"))
+    gate.opened.set()
+    run.close()
+    assert steps(store) == [4, 1]
+
+
+def test_waiting_instead_of_dropping(store: FaultStore, make_run: Make, events: Events, tmp_path: Path) -> None:
+    run = make_run(backlog="wait")
+    gate = Gate()
+    store.act("put", gate, "run.json")
+    for step in range(1, 5):
+        save(run, tmp_path, step)
+    blocked = threading.Thread(target=save, args=(run, tmp_path, 5))
+    blocked.start()
+    assert gate.reached.wait(20)
+    while not any("waiting for the network: 5 saves are pending" in text for text in events.texts()):
+        assert blocked.is_alive()
+    gate.opened.set()
+    blocked.join(20)
+    run.close()
+    assert steps(store) == [5, 4, 3, 2, 1]
+
+
+def test_a_store_that_refuses_does_not_block_a_waiting_save_for_ever(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    store.fail("put", Denied("no"), "*/files/*", times=None)
+    run = make_run(backlog="wait")
+    with pytest.raises(UploadFailed, match="its local copy is kept: no"):
+        for step in range(1, 7):
+            save(run, tmp_path, step)
+
+
+def test_a_zombie_is_fenced_at_its_next_commit_and_keeps_its_local_data(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    zombie = make_run()
+    assert save(zombie, tmp_path, 1).wait(20)
+    lease.take(store, "bbbbbbbb", ELSEWHERE, clock=lambda: 0.0)
+    late = save(zombie, tmp_path, 2)
+    assert not late.wait(0.5)
+    with pytest.raises(Fenced, match="taken over by process 77 on other-host"):
+        save(zombie, tmp_path, 3)
+    with pytest.raises(Fenced):
+        save(zombie, tmp_path, 4)
+    with pytest.raises(UploadFailed, match="step 2, 3, 4 is not in"):
+        zombie.close()
+    assert steps(store) == [1]
+    assert [entry.step for entry in pending(tmp_path / "spool")] == [2, 3, 4]
+    assert f"owners/000001-{zombie._spool.session}.closed" not in {info.key for info in store.list("owners/")}  # type: ignore[union-attr]
+
+
+def test_the_second_machine_is_told_and_newest_means_its_generation(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    lease.take(store, "bbbbbbbb", ELSEWHERE, clock=lambda: 0.0)
+    run = make_run()
+    save(run, tmp_path, 1)
+    run.close()
+    assert any(
+        "was last written by process 77 on other-host (generation 1), which did not say that it has finished" in text
+        for text in events.texts("warning")
+    )
+    assert catalog.attempts(store)[0].generation == 2
+
+
+def test_a_backlog_is_no_reason_to_take_a_run_from_another_machine(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    store.fail("put", Unreachable("no network"), "*/files/*", times=None)
+    first = make_run()
+    save(first, tmp_path, 1)
+    with pytest.raises(UploadFailed):
+        first.drain(0.2)
+    first._uploader.stop()  # type: ignore[union-attr]  # as dead as it can be in this process
+    first._spool.close()  # type: ignore[union-attr]
+    store._rules.clear()
+    lease.take(store, "bbbbbbbb", ELSEWHERE, clock=lambda: 0.0)
+    second = make_run()
+    with pytest.raises(UploadFailed, match=r"since then process 77 on other-host \(generation 2\) writes to .*Its local copy is kept"):
+        second.drain()
+    assert lease.look(store).newest == (2, "bbbbbbbb")
+    # A training that starts here on purpose takes the run over, and then finishes the old save, too: under its old generation.
+    save(second, tmp_path, 5)
+    second.drain()
+    assert [(one.generation, one.step) for one in catalog.attempts(store)] == [(3, 5), (1, 1)]
+
+
+def test_a_restart_sends_only_what_is_missing_and_aborts_its_own_uploads(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    store.fail("put", Unreachable("no network"), "*/files/sub/config.json", times=None)
+    first = make_run()
+    save(first, tmp_path, 1)
+    with pytest.raises(UploadFailed):
+        first.drain(0.3)
+    first._uploader.stop()  # type: ignore[union-attr]
+    first._spool.close()  # type: ignore[union-attr]
+    [entry] = pending(tmp_path / "spool")
+    assert entry.name is not None
+    aborted: list[str] = []
+    store.act("abort_upload", lambda call: aborted.append(call.key), times=None)
+    others = CheckpointName(1, 1, 1, "bbbbbbbb")
+    with ExitStack() as stack:
+        stack.enter_context(suppress(StoreError))  # what an aborted upload says when it is completed
+        for name in (others, entry.name):
+            stack.enter_context(store.inner.multipart(name.file_key("x"), part_size=5))
+        store._rules[0].times = 0
+        store.calls.clear()
+        second = make_run()
+        second.drain()
+        assert aborted == [entry.name.file_key("x")]
+        puts = [call.key for call in store.calls if call.operation == "put" and call.key.startswith("checkpoints/")]
+        assert puts == [entry.name.file_key("sub/config.json"), entry.name.manifest_key]
+    assert steps(store)[-1:] == [1]
+
+
+def test_a_large_file_that_an_earlier_checkpoint_has_is_referred_to(
+    store: FaultStore, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "LARGE", 2**20)  # the rule is the same for 64 MiB, the test is quicker
+    base = os.urandom(2 * 2**20)
+    changed = bytearray(base)
+    changed[12_345] ^= 1  # between the pieces that are sampled
+    run = make_run()
+    save(run, tmp_path, 1, base)
+    run.drain()
+    for step, content in ((2, base), (3, bytes(changed)), (4, base)):
+        store.calls.clear()
+        save(run, tmp_path, step, content)
+        run.drain()
+        sent = [call.key for call in store.calls if call.operation == "put" and call.key.endswith("model.bin")]
+        assert len(sent) == (1 if step == 3 else 0)
+    run.close()
+    # A new process knows it from the manifests alone.
+    again = make_run()
+    save(again, tmp_path, 5, base)
+    again.close()
+    newest, *_, oldest = again.checkpoints()
+    assert newest.files[0].object == oldest.name.file_key("model.bin")
+    assert newest.files[1].object is None
+    restored = again.restore(tmp_path / "restored")
+    assert restored is not None
+    assert (tmp_path / "restored" / "model.bin").read_bytes() == base
+
+
+def test_a_reference_whose_object_went_is_sent_after_all(
+    store: FaultStore, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "LARGE", 2**20)
+    base = os.urandom(2 * 2**20)
+    run = make_run()
+    save(run, tmp_path, 1, base)
+    run.drain()
+    store.delete(run.checkpoints()[0].name.file_key("model.bin"))
+    save(run, tmp_path, 2, base)
+    run.drain()
+    newest = run.checkpoints()[0]
+    assert newest.files[0].object is None
+    catalog.confirm(store, newest)
+
+
+def test_several_ranks_one_commit_with_everybodys_files(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    ranks = [make_run(rank=rank, world_size=3, spool_dir=tmp_path / f"spool-{rank}") for rank in range(3)]
+    with pytest.raises(UsageError, match=r"rank 1 of 3 saves to .*only rank 0 commits"):
+        ranks[1].submit(fill(tmp_path / "no"), step=1)
+    session = ranks[0].session()
+    for run in ranks[1:]:
+        run.join(session)
+    for rank, run in enumerate(ranks):
+        with run.checkpoint(step=7) as directory:
+            (directory / f"rng-{rank}.pt").write_bytes(b"%d" % rank)
+    for run in reversed(ranks):
+        run.close()
+    [checkpoint] = ranks[0].checkpoints()
+    assert [record.path for record in checkpoint.files] == ["rng-0.pt", "rng-1.pt", "rng-2.pt"]
+    puts = [call.key for call in store.calls if call.operation == "put" and "/files/" in call.key]
+    assert len(puts) == len(set(puts)) == 3
+    assert checkpoint.manifest.identity["world_size"] == 3
+
+
+def test_a_rank_that_does_not_deliver_leaves_the_step_uncommitted_and_named(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    ranks = [make_run(rank=rank, world_size=3, spool_dir=tmp_path / f"spool-{rank}") for rank in range(3)]
+    session = ranks[0].session()
+    ranks[1].join(session)
+    for rank in (0, 1):
+        with ranks[rank].checkpoint(step=7) as directory:
+            (directory / f"rng-{rank}.pt").write_bytes(b"%d" % rank)
+    with pytest.raises(UploadFailed, match=r"step 7 stays uncommitted: rank 2 of 3 did not deliver within 0\.2 s"):
+        ranks[0].drain(20)
+    assert steps(store) == []
+    assert catalog.read_all(store).uncommitted[0].step == 7
+    ranks[2].join(session)
+    with ranks[2].checkpoint(step=7) as directory:
+        (directory / "rng-2.pt").write_bytes(b"2")
+    ranks[2].drain()
+    ranks[0].drain()
+    assert steps(store) == [7]
+
+
+def test_a_commit_needs_a_store_that_can_be_seen(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    assert save(run, tmp_path, 1).wait(20)
+    store.fail("list", Denied("listing owners: not allowed"), "owners/", times=None)
+    save(run, tmp_path, 2)
+    with pytest.raises(UploadFailed, match="listing owners: not allowed"):
+        run.close()
+    assert steps(store) == [1]
+
+
+def test_draining_shows_progress_and_a_time_that_is_over_is_an_error(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    run = make_run()
+    gate = Gate()
+    store.act("put", gate, "run.json")
+    save(run, tmp_path, 1)
+    with pytest.raises(UploadFailed, match="step 1 is not in"):
+        run.drain(0.05)
+    gate.opened.set()
+    run.drain()
+    shown = [event for event in events if isinstance(event, Progress) and event.task == "sending checkpoints"]
+    assert (shown[-1].done, shown[-1].total, shown[-1].finished) == (1, 1, True)
+    assert any(isinstance(event, Progress) and event.task == "sending step 1" and event.finished for event in events)
+
+
+def test_newest_first_lets_go_of_an_older_one_that_is_on_its_way(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    gate = Gate()
+    store.act("put_part", gate, "*/000000000001-*/files/model.bin")
+    first = save(run, tmp_path, 1, os.urandom(80 * 2**20))
+    assert gate.reached.wait(20)
+    save(run, tmp_path, 2)
+    run._uploader.hurry()  # type: ignore[union-attr]
+    gate.opened.set()
+    run.drain()
+    assert first.state == "verified"
+    commits = [call.key.split("/")[1][:12] for call in store.calls if call.operation == "put" and call.key.endswith("manifest.json")]
+    assert commits == ["000000000002", "000000000001"]
+
+
+def test_a_closed_run_takes_no_more_saves_and_closing_twice_is_fine(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    with make_run() as run:
+        save(run, tmp_path, 1)
+    run.close()
+    assert lease.look(store).closed
+    with pytest.raises(UsageError, match="was closed; make a new Run"):
+        save(run, tmp_path, 2)
+
+
+def test_an_exception_in_the_block_survives_a_failing_close(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    store.fail("put", Denied("no"), "*/files/*", times=None)
+    with pytest.raises(ZeroDivisionError) as raised, make_run() as run:
+        save(run, tmp_path, 1)
+        raise ZeroDivisionError
+    assert "step 1 is not in" in raised.value.__notes__[0]
+
+
+def test_a_forked_child_neither_saves_nor_uploads(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    assert save(run, tmp_path, 1).wait(20)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert run.finish_at_exit() is None
+            run.submit(tmp_path, step=2)
+        except UsageError as error:
+            code = 0 if "used in a forked child" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    save(run, tmp_path, 2)
+    run.close()
+    assert steps(store) == [2, 1]
+
+
+def test_the_run_and_the_directories_are_remembered_for_teardown(store: FaultStore, make_run: Make, tmp_path: Path, isolated: Path) -> None:
+    from stagekit.runs import known_runs
+
+    assert known_runs() == []
+    run = make_run()
+    source = fill(tmp_path / "out")
+    run.submit(source, step=1)
+    run.watch(tmp_path)
+    run.close()
+    [known] = known_runs()
+    assert known.url == run.url
+    assert known.spools == (tmp_path / "spool",)
+    assert set(known.watched) == {source, tmp_path}
+
+
+def test_a_subscriber_may_ask_the_run_for_its_status(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    seen: list[tuple[int, ...]] = []
+    run = make_run(on_event=lambda event: seen.append(run.status().pending) if isinstance(event, Message | Progress) else None)
+    save(run, tmp_path, 1)
+    run.close()
+    assert (1,) in seen
+
+
+def test_a_manifest_that_is_there_with_other_content_is_a_conflict_not_overwritten(
+    store: FaultStore, make_run: Make, tmp_path: Path
+) -> None:
+    run = make_run()
+    run._begin()
+    assert run._spool is not None
+    key = CheckpointName(1, 1, 1, run._spool.session).manifest_key
+    store.put(key, b"somebody else's")
+    save(run, tmp_path, 1)
+    with pytest.raises(UploadFailed, match="exists already"):
+        run.close()
+    assert bytes(store.get(key)) == b"somebody else's"
