@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import select
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,3 +52,32 @@ def read_by_webdataset(urls: list[str]) -> list[dict[str, object]]:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", _WEBDATASET, *urls], capture_output=True, check=True)
     found: list[dict[str, object]] = pickle.loads(done.stdout)
     return found
+
+
+STAGEKIT = [sys.executable, "-c", "import sys; from stagekit.cli import main; sys.exit(main())"]
+"""The command line in a process of its own, without depending on a script in PATH."""
+
+
+def start(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """``stagekit shard …`` in a process group of its own."""
+    command = [*STAGEKIT, "shard", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **options)
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of a process's children."""
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+def wait_for_the_end_of(pids: list[int], *, timeout_s: float = 30) -> None:
+    """Return when all these processes are gone; they need not be our children."""
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            ended, _, _ = select.select([descriptor], [], [], timeout_s)
+            assert ended, f"process {pid} is still there after {timeout_s} s"
+        finally:
+            os.close(descriptor)
