@@ -178,16 +178,19 @@ def _number(field: bytes, source: str, offset: int, what: str) -> int:
 
 def _check_header(head: bytes, source: str, offset: int) -> None:
     """Refuse ``head`` unless its checksum and its magic are right."""
-    for magic_number, kind in _COMPRESSED.items():
-        if offset == 0 and head.startswith(magic_number):
-            raise corrupt(source, 0, "a tar, which can be read by ranges", f"one compressed with {kind}, which cannot; decompress it first")
+    magic = head[257:265]
+    if offset == 0 and magic not in (_USTAR, _GNU):
+        for start, kind in _COMPRESSED.items():
+            if head.startswith(start):
+                raise corrupt(
+                    source, 0, "a tar, which can be read by ranges", f"one compressed with {kind}, which cannot; decompress it first"
+                )
     stored = _number(head[148:156], source, offset + 148, "header checksum")
     counted = _sum(head) - sum(head[148:156]) + 8 * 0x20
     if stored != counted:
         if head == _ZEROS:
             raise corrupt(source, offset, "a member's header", "512 NUL bytes (an end block)")
         raise corrupt(source, offset, f"a header whose bytes add up to its checksum {stored}", f"a sum of {counted}")
-    magic = head[257:265]
     if magic not in (_USTAR, _GNU):
         raise corrupt(source, offset + 257, "the magic of a USTAR or GNU header", repr(magic))
 

@@ -137,6 +137,7 @@ def test_what_is_no_sample_is_passed_over_like_webdataset_does() -> None:
             handmade.member(b".hidden", b"x"),
             handmade.member(b"a.jpg", b"1"),
             handmade.member(b"a.b/README", b"x"),
+            handmade.member(b"jpg", b"x"),
             handmade.member(b"__meta__/a.jpg", b"x"),
             handmade.member(b"__a.b__", b"x"),
             handmade.member(b"a.CLS", b"2"),
@@ -152,6 +153,12 @@ def test_what_is_no_sample_is_passed_over_like_webdataset_does() -> None:
     ]
     assert list(samples(body, source=SOURCE)) == expected
     assert webdataset_samples(body + END) == expected
+
+
+def test_dot_files_in_directories_are_no_samples() -> None:
+    """WebDataset gives this one the key 'd/'; docs/format.md tells why it is none here."""
+    body = handmade.member(b"a.jpg", b"1") + handmade.member(b"d/.jpg", b"2") + handmade.member(b"e..jpg", b"3")
+    assert list(samples(body, source=SOURCE)) == [{"__key__": "a", "jpg": b"1"}, {"__key__": "e", ".jpg": b"3"}]
 
 
 def test_members_of_every_other_kind_are_counted() -> None:
@@ -243,6 +250,12 @@ def test_extended_headers_name_the_next_member_only() -> None:
     assert found[0].offset == 0
     assert list(samples(body[found[1].offset : found[1].end], source=SOURCE)) == [{"__key__": "d/" * 200 + "x", "jpg": b"2"}]
     assert read(body + END) == [("é/y.jpg", b"1"), (long.decode(), b"2"), ("z.jpg", b"3")]
+
+
+def test_a_name_may_look_like_a_compressed_file() -> None:
+    body = handmade.member(b"BZhang.jpg", b"x")
+    assert list(samples(body, source=SOURCE)) == [{"__key__": "BZhang", "jpg": b"x"}]
+    assert read(body + END) == [("BZhang.jpg", b"x")]
 
 
 def test_a_pax_size_wins() -> None:

@@ -6,7 +6,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import pytest
 from hypothesis import given
@@ -218,6 +218,18 @@ def test_everything_about_a_built_shard(content: Content, block_size: int, piece
     }
     assert built.fields == totals
     assert list(built.fields) == sorted(built.fields)
+
+
+def test_a_block_may_be_filled_exactly() -> None:
+    content = {key: {"bin": b"x" * 512} for key in "abcde"}
+    assert build(content, block_size=2048)[1].table.block_samples == (2, 2, 1)
+    assert build(content, block_size=2047)[1].table.block_samples == (1, 1, 1, 1, 1)
+    assert build(content)[1].table.block_samples == (5,)
+
+
+def test_a_payload_without_an_end_is_not_read_for_ever() -> None:
+    with pytest.raises(SourceError, match="was announced with 3 bytes and has more"):
+        list(ShardBuilder().sample("a", [("txt", 3, repeat(b"xx"))]))
 
 
 def test_large_pieces_pass_without_a_copy_and_small_ones_are_collected() -> None:
