@@ -14,8 +14,8 @@ from ..location import Location
 from ..shards.manifest import MANIFEST, WIDS, Manifest, wids_json
 from ..store.base import ObjectInfo, Store
 from ..transfer.put import put_object
-from ..units import format_count
 from .claim import CLAIM, Claim, confirm_claim, read_claim, release_claim, replace_claim, take_claim
+from .outline import counted
 
 CLASSES = "classes.json"
 _SHARD_OBJECT = re.compile(r"shards/[0-9]{6,}\.(tar|tar\.idx|blocks)")
@@ -203,7 +203,7 @@ def classes_json(classes: tuple[str, ...]) -> bytes:
 
 def holds_another(store: Store, manifest: Manifest, why: str) -> PublishError:
     return PublishError(
-        f"publishing to {store.location}: it holds another data set ({format_count(manifest.samples)} samples in "
-        f"{format_count(len(manifest.shards))} shards, digest {manifest.digest[:12]}…): {why}. Nothing of it was changed. "
+        f"publishing to {store.location}: it holds another data set ({counted(manifest.samples, 'sample')} in "
+        f"{counted(len(manifest.shards), 'shard')}, digest {manifest.digest[:12]}…): {why}. Nothing of it was changed. "
         "Choose another destination, or delete that data set first, its manifest.json before the rest"
     )
