@@ -130,6 +130,8 @@ class Reader:
 
     def close(self) -> None:
         """End the iteration and stop the fetch threads. May be called twice, and from another thread than the one that iterates."""
+        if self._closed:
+            return  # closing a fetcher waits for its threads a while, which is enough once
         self._closed = True
         self._begun.set()
         fetcher = self._fetcher

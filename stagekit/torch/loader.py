@@ -246,8 +246,9 @@ class StreamLoader:
                 yield batch
                 began = time.monotonic()
         finally:
-            reader.close()
-            if pipeline is not None:
+            if pipeline is None:
+                reader.close()
+            else:
                 pipeline.close()
                 waited_s = pipeline.waited_s
             self.receipt = receipt_of(
