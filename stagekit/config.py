@@ -144,7 +144,7 @@ def environment_fingerprint(environ: Mapping[str, str] | None = None) -> str:
     env = os.environ if environ is None else environ
     digest = hashlib.sha256()
     for name in sorted(env):
-        if name.startswith("AWS_") or name == "HOME" or name.upper().endswith("_PROXY") or name == "S3_ENDPOINT_URL":
+        if name.startswith("AWS_") or name.upper().endswith("_PROXY") or name == "S3_ENDPOINT_URL":
             digest.update(f"{name}={env[name]}\0".encode(errors="surrogateescape"))
     home = Path(env.get("HOME", "~")).expanduser()
     for variable, default in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):

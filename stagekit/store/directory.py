@@ -305,7 +305,8 @@ class DirectoryStore:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode):
             os.close(file)
-            raise NotFound(f"{doing} {self._name(key)}: this is no regular file")
+            what = "there is no such object, but a folder" if stat.S_ISDIR(found.st_mode) else "this is no regular file"
+            raise NotFound(f"{doing} {self._name(key)}: {what}")
         return file, found
 
     @contextmanager

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from ..config import StoreConfig
 from ..errors import Conflict, InvalidReply, NotFound, StagekitError, StoreError, Unreachable, UsageError, WrongCredentials
@@ -35,15 +34,17 @@ class S3Store:
     """``s3://bucket/prefix`` at the endpoint that ``config``, the URL's profile or the environment names.
 
     It holds the location and the settings. The client with its connections belongs to the process and is found when first needed.
+    ``page_size`` is the number of keys to ask for in one page of a listing.
     """
 
-    def __init__(self, location: str | Location, config: StoreConfig | None = None) -> None:
+    def __init__(self, location: str | Location, config: StoreConfig | None = None, *, page_size: int = 1000) -> None:
         self._location = Location.parse(location)
         self._config = config or StoreConfig()
+        self._page_size = page_size
         self._client: Client | None = None
 
-    def __reduce__(self) -> tuple[type[S3Store], tuple[Location, StoreConfig]]:
-        return type(self), (self._location, self._config)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
 
     @property
     def location(self) -> Location:
@@ -156,14 +157,18 @@ class S3Store:
         below = base + check_prefix(prefix)
         position: dict[str, str] = {}
         while True:
-            page = self._call("listing the uploads of", prefix, "list_multipart_uploads", Prefix=below, EncodingType="url", **position)
-            encoded = page.get("EncodingType") == "url"  # botocore decodes listings of objects, and leaves these as they are
+            # Not asked to be URL-encoded, as listings of objects are: Ceph encodes the keys and does not say so.
+            try:
+                page = self._call("listing the uploads of", prefix, "list_multipart_uploads", Prefix=below, **position)
+            except StoreError as error:
+                if isinstance(error.__cause__, Exception) and error_code(error.__cause__) == "NoSuchUpload":  # rclone's word for none
+                    return
+                raise
             for item in page.get("Uploads", ()):
-                path: str = unquote(item["Key"]) if encoded else item["Key"]
+                path: str = item["Key"]
                 if path.startswith(below) and len(path) > len(base):
                     yield OpenUpload(path[len(base) :], item["UploadId"], _seconds(item.get("Initiated")))
-            marker = page.get("NextKeyMarker", "")
-            following = {"KeyMarker": unquote(marker) if encoded else marker, "UploadIdMarker": page.get("NextUploadIdMarker", "")}
+            following = {"KeyMarker": page.get("NextKeyMarker", ""), "UploadIdMarker": page.get("NextUploadIdMarker", "")}
             if not page.get("IsTruncated") or following == position:
                 return
             position = following
@@ -225,7 +230,7 @@ class S3Store:
         token: str | None = None
         while True:
             more = {"ContinuationToken": token} if token is not None else {}
-            page = self._call(doing, prefix, "list_objects_v2", Prefix=below, **arguments, **more)
+            page = self._call(doing, prefix, "list_objects_v2", Prefix=below, MaxKeys=self._page_size, **arguments, **more)
             if not any(field in page for field in ("IsTruncated", "Name", "KeyCount", "Contents")):
                 raise InvalidReply(f"{doing} {self._name(prefix)}: {self._bound().address} gave an answer that is no listing")
             yield page

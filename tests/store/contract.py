@@ -20,7 +20,16 @@ from stagekit.store.base import ObjectInfo, Store
 PART = 5 * 2**20
 """The smallest part that every S3 server accepts before the last one."""
 
-ODD_KEYS = ("a/ä ü.txt", "a/plus+and%2Fpercent", "a/what?why#here&there=1", "a/日本語/🙂", "a/-dash", "a/_under", "a/~tilde", "a/comma,;'\"!")
+ODD_KEYS = (
+    "a/ä ü.txt",
+    "a/plus+and%2Fpercent",
+    "a/what?why#here&there=1",
+    "a/日本語/🙂",
+    "a/-dash",
+    "a/_under",
+    "a/~tilde",
+    "a/comma,;'\"!",
+)
 BAD_KEYS = ("", "/absolute", "a//b", "../up", "a/../../up", "a/./b", ".", "..", "folder/", "nul\0", "x" * 1025, "lone\udc80")
 
 
@@ -36,8 +45,8 @@ def run_apart(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 class StoreContract:
     """Derived classes give a fixture ``store``: empty, and opened below a folder, so that what lies beside it would show."""
 
-    writes_in_order = False
-    """True where parts cannot be sent again once they were accepted."""
+    many = 1005
+    """Objects that need more than one page of a listing."""
 
     # ------------------------------------------------------------------------------------------------------------------ put and get
 
@@ -49,10 +58,10 @@ class StoreContract:
         assert (head.key, head.size) == ("folder/a.bin", 10)
         assert info.etag == head.etag
 
-    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_put_takes_bytes_of_every_kind(self, store: Store, kind: Callable[[bytes], bytes]) -> None:
-        store.put("a", kind(b"some bytes"))
-        assert bytes(store.get("a")) == b"some bytes"
+    def test_put_takes_bytes_of_every_kind(self, store: Store) -> None:
+        for kind in (bytes, bytearray, memoryview):
+            store.put("a", kind(b"some bytes of " + kind.__name__.encode()))
+            assert bytes(store.get("a")) == b"some bytes of " + kind.__name__.encode()
 
     def test_an_object_may_be_empty(self, store: Store) -> None:
         assert store.put("empty", b"").size == 0
@@ -103,9 +112,9 @@ class StoreContract:
         assert keys_of(store.list()) == []
         assert list(store.open_uploads()) == []
 
-    @pytest.mark.parametrize(
-        ("start", "length", "expected"),
-        [
+    def test_get_gives_exactly_the_range(self, store: Store) -> None:
+        store.put("a", b"0123456789")
+        for start, length, expected in (
             (0, None, b"0123456789"),
             (0, 10, b"0123456789"),
             (0, 1, b"0"),
@@ -115,18 +124,15 @@ class StoreContract:
             (10, None, b""),
             (10, 0, b""),
             (4, 0, b""),
-        ],
-    )
-    def test_get_gives_exactly_the_range(self, store: Store, start: int, length: int | None, expected: bytes) -> None:
-        store.put("a", b"0123456789")
-        assert bytes(store.get("a", start, length)) == expected
+        ):
+            assert bytes(store.get("a", start, length)) == expected, (start, length)
 
-    @pytest.mark.parametrize(("start", "length"), [(0, 11), (5, 6), (10, 1), (11, None), (11, 0), (1000, 5), (1000, None)])
-    def test_a_range_beyond_the_end_is_an_invalid_reply_that_is_not_transient(self, store: Store, start: int, length: int | None) -> None:
+    def test_a_range_beyond_the_end_is_an_invalid_reply_that_is_not_transient(self, store: Store) -> None:
         store.put("a", b"0123456789")
-        with pytest.raises(InvalidReply, match=r"a: .* beyond its end at 10") as caught:
-            store.get("a", start, length)
-        assert not caught.value.transient
+        for start, length in ((0, 11), (5, 6), (10, 1), (11, None), (11, 0), (1000, 5), (1000, None)):
+            with pytest.raises(InvalidReply, match=r"a: .* beyond its end at 10") as caught:
+                store.get("a", start, length)
+            assert not caught.value.transient
 
     def test_a_negative_range_is_refused(self, store: Store) -> None:
         store.put("a", b"0123456789")
@@ -162,23 +168,25 @@ class StoreContract:
                 assert str(store.location) in str(caught.value)
                 assert not caught.value.transient
 
-    @pytest.mark.parametrize("key", BAD_KEYS)
-    def test_no_key_leaves_the_store(self, store: Store, key: str) -> None:
-        for call in (store.head, store.get, store.delete, lambda key: store.put(key, b"x")):
-            with pytest.raises(UsageError, match="is no object key"):
-                call(key)
-        with pytest.raises(UsageError, match="is no object key"), store.multipart(key, part_size=PART):
-            pass
+    def test_no_key_leaves_the_store(self, store: Store) -> None:
+        for key in BAD_KEYS:
+            for call in (store.head, store.get, store.delete, lambda key: store.put(key, b"x")):
+                with pytest.raises(UsageError, match="is no object key"):
+                    call(key)
+            with pytest.raises(UsageError, match="is no object key"), store.multipart(key, part_size=PART):
+                pass
         assert keys_of(store.list()) == []
 
-    @pytest.mark.parametrize("key", ODD_KEYS)
-    def test_keys_are_taken_as_they_stand(self, store: Store, key: str) -> None:
-        store.put(key, key.encode())
-        assert bytes(store.get(key)) == key.encode()
-        assert store.head(key).key == key
-        assert keys_of(store.list()) == [key]
-        assert keys_of(store.list(key.rpartition("/")[0] + "/")) == [key]
-        store.delete(key)
+    def test_keys_are_taken_as_they_stand(self, store: Store) -> None:
+        for key in ODD_KEYS:
+            store.put(key, key.encode())
+        for key in ODD_KEYS:
+            assert bytes(store.get(key)) == key.encode()
+            assert store.head(key).key == key
+        assert keys_of(store.list()) == sorted(ODD_KEYS)
+        assert keys_of(store.list("a/日本語/")) == ["a/日本語/🙂"]
+        for key in ODD_KEYS:
+            store.delete(key)
         assert keys_of(store.list()) == []
 
     # -------------------------------------------------------------------------------------------------------------------- list, delete
@@ -218,12 +226,12 @@ class StoreContract:
         assert list(store.open_uploads()) == []
 
     def test_list_yields_all_pages(self, store: Store) -> None:
-        keys = [f"many/{number:05d}" for number in range(1005)]
+        keys = [f"many/{number:05d}" for number in range(self.many)]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda key: store.put(key, b""), keys))
         assert keys_of(store.list("many/")) == keys
         assert keys_of(store.list()) == keys
-        assert len(store.children("many/").objects) == 1005
+        assert len(store.children("many/").objects) == self.many
 
     def test_children_are_the_objects_and_folders_directly_below(self, store: Store) -> None:
         for key in ("top", "a/1", "a/2", "a/b/3", "a/b/c/4", "a.b/5", "ä/6"):
@@ -292,12 +300,12 @@ class StoreContract:
         assert store.head("empty").size == 0
         assert list(store.open_uploads()) == []
 
-    @pytest.mark.parametrize("stopped_by", [ValueError, KeyboardInterrupt, SystemExit])
-    def test_an_exception_in_the_block_finishes_nothing(self, store: Store, stopped_by: type[BaseException]) -> None:
-        with pytest.raises(stopped_by), store.multipart("large", part_size=PART) as upload:
-            upload.put_part(0, b"x" * PART)
-            upload.put_part(1, b"y")
-            raise stopped_by
+    def test_an_exception_in_the_block_finishes_nothing(self, store: Store) -> None:
+        for stopped_by in (ValueError, KeyboardInterrupt, SystemExit):
+            with pytest.raises(stopped_by), store.multipart("large", part_size=PART) as upload:
+                upload.put_part(0, b"x" * PART)
+                upload.put_part(1, b"y")
+                raise stopped_by
         with pytest.raises(NotFound):
             store.head("large")
         assert keys_of(store.list()) == []
@@ -314,20 +322,17 @@ class StoreContract:
             upload.put_part(0, b"new")
         assert bytes(store.get("a")) == b"new"
 
-    @pytest.mark.parametrize(
-        ("sizes", "words"),
-        [
+    def test_parts_that_make_no_object_are_refused(self, store: Store) -> None:
+        for sizes, words in (
             ({1: 10}, "part 0 was never sent"),
             ({0: PART, 2: 10}, "part 1 was never sent"),
             ({0: 10, 1: 10}, f"part 0 has 10 bytes instead of {PART}"),
             ({0: PART + 1}, f"part 0 has {PART + 1} bytes, more than the {PART} of a part"),
             ({-1: 10}, "part -1 does not exist"),
-        ],
-    )
-    def test_parts_that_make_no_object_are_refused(self, store: Store, sizes: dict[int, int], words: str) -> None:
-        with pytest.raises(UsageError, match=words), store.multipart("large", part_size=PART) as upload:
-            for number, size in sizes.items():
-                upload.put_part(number, bytes(size))
+        ):
+            with pytest.raises(UsageError, match=words), store.multipart("large", part_size=PART) as upload:
+                for number, size in sizes.items():
+                    upload.put_part(number, bytes(size))
         assert keys_of(store.list()) == []
         assert list(store.open_uploads()) == []
 
@@ -356,9 +361,9 @@ class StoreContract:
     # ------------------------------------------------------------------------------------------------------------------ the store itself
 
     def test_the_message_names_operation_and_location(self, store: Store) -> None:
-        with pytest.raises(NotFound, match="^reading "):
+        with pytest.raises(NotFound, match=r"^reading "):
             store.get("x")
-        with pytest.raises(NotFound, match="^looking up "):
+        with pytest.raises(NotFound, match=r"^looking up "):
             store.head("x")
 
     def test_a_store_can_be_pickled(self, store: Store) -> None:
@@ -442,5 +447,3 @@ class BucketContract:
                 call()
             assert not isinstance(caught.value, FileNotFoundError)
             assert not caught.value.transient
-
-

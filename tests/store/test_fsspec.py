@@ -14,11 +14,13 @@ from .contract import BucketContract, SharedContract, StoreContract
 
 
 class TestS3fs(StoreContract, SharedContract, BucketContract):
-    @pytest.fixture
-    def store(self, any_s3: S3Place) -> Store:
-        S3Store(f"{any_s3.url}/beside", any_s3.config).put("other", b"")
-        return FsspecStore(f"{any_s3.url}/base folder/in+it", replace(any_s3.config, engine="fsspec"))
+    many = 25
 
     @pytest.fixture
-    def missing(self, any_s3: S3Place) -> Store:
-        return FsspecStore(f"s3://missing-{uuid.uuid4().hex[:12]}/base", replace(any_s3.config, engine="fsspec"))
+    def store(self, s3_place: S3Place) -> Store:
+        S3Store(f"{s3_place.url}/beside", s3_place.config).put("other", b"")
+        return FsspecStore(f"{s3_place.url}/base folder/in+it", replace(s3_place.config, engine="fsspec"))
+
+    @pytest.fixture
+    def missing(self, s3_place: S3Place) -> Store:
+        return FsspecStore(f"s3://missing-{uuid.uuid4().hex[:12]}/base", replace(s3_place.config, engine="fsspec"))

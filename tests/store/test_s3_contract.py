@@ -6,7 +6,6 @@ import uuid
 
 import pytest
 
-from stagekit.config import StoreConfig
 from stagekit.store.base import Store
 from stagekit.store.s3 import S3Store
 
@@ -15,11 +14,13 @@ from .contract import BucketContract, SharedContract, StoreContract
 
 
 class TestS3Store(StoreContract, SharedContract, BucketContract):
-    @pytest.fixture
-    def store(self, any_s3: S3Place) -> Store:
-        S3Store(f"{any_s3.url}/beside", any_s3.config).put("other", b"")
-        return S3Store(f"{any_s3.url}/base folder/in+it", any_s3.config)
+    many = 25
 
     @pytest.fixture
-    def missing(self, any_s3: S3Place) -> Store:
-        return S3Store(f"s3://missing-{uuid.uuid4().hex[:12]}/base", any_s3.config)
+    def store(self, s3_place: S3Place) -> Store:
+        S3Store(f"{s3_place.url}/beside", s3_place.config).put("other", b"")
+        return S3Store(f"{s3_place.url}/base folder/in+it", s3_place.config, page_size=10)
+
+    @pytest.fixture
+    def missing(self, s3_place: S3Place) -> Store:
+        return S3Store(f"s3://missing-{uuid.uuid4().hex[:12]}/base", s3_place.config)
