@@ -31,6 +31,7 @@ from ..made import make_checkpoint
 from .conftest import Events
 
 Make = Callable[..., Run]
+OTHER = CheckpointName(1, 200, 200, "1a2b3c4d")
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -72,17 +73,11 @@ def test_an_attempt_without_a_manifest_is_not_there(store: FaultStore, three: li
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (
-            lambda store, name: store.put(name.file_key("model.pt"), b"model 3O0"),
-            r"model\.pt: expected sha-256 [0-9a-f]{64}, found [0-9a-f]{64}",
-        ),
+        (lambda store, name: store.put(name.file_key("model.pt"), b"model 3O0"), r"model\.pt: expected sha-256 [0-9a-f]{64}, found"),
         (lambda store, name: store.put(name.file_key("model.pt"), b"short"), r"model\.pt: expected 9 bytes, the store holds 5"),
         (lambda store, name: store.delete(name.file_key("sub/a.json")), r"files/sub/a\.json is missing"),
         (lambda store, name: store.put(name.manifest_key, b"{"), r"manifest\.json is damaged"),
-        (
-            lambda store, name: store.put(name.manifest_key, bytes(store.get(CheckpointName(1, 200, 200, "1a2b3c4d").manifest_key))),
-            r"moved or copied",
-        ),
+        (lambda store, name: store.put(name.manifest_key, store.get(OTHER.manifest_key)), r"moved or copied"),
     ],
     ids=["flipped", "short", "missing", "manifest", "wrong-place"],
 )
@@ -147,16 +142,14 @@ def test_cannot_tell_is_never_none(
     assert any("starting from scratch, as allow_fresh says, although" in text for text in events.texts("warning"))
 
 
-def test_a_mistake_in_the_call_is_not_forgiven_by_allow_fresh(
-    store: FaultStore, three: list[CheckpointName], make_run: Make, tmp_path: Path
-) -> None:
+def test_a_mistake_in_the_call_is_not_forgiven_by_allow_fresh(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_bytes(b"keep")
     for target in (tmp_path / "full", tmp_path / "full" / "mine.txt"):
         with pytest.raises(UsageError, match="give a new"):
             make_run().restore(target, allow_fresh=True)
     assert files(tmp_path / "full") == {"mine.txt": b"keep"}
-    assert store.calls == [call for call in store.calls if call.operation == "put"], "refused before the store is asked"
+    assert store.calls == [], "refused before the store is asked"
 
 
 def test_an_empty_directory_a_mount_point_and_the_current_directory_can_be_targets(
@@ -207,7 +200,7 @@ def test_nothing_is_unpickled(store: FaultStore, tmp_path: Path) -> None:
 
 
 def test_the_best_by_a_metric(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="does not say which metric decides what is best.*It has no metrics"):
+    with pytest.raises(CheckpointError, match=r"does not say which metric decides what is best.*It has no metrics"):
         make_run().restore(tmp_path / "new", "best")
     losses = {1: 0.5, 2: 0.2, 3: float("nan"), 4: 0.2, 5: 0.9}
     for step, loss in losses.items():
@@ -218,7 +211,8 @@ def test_the_best_by_a_metric(store: FaultStore, make_run: Make, tmp_path: Path)
         make_run(keep_best=("acc", "max", 1)).restore(tmp_path / "new", "best")
     least = make_run(keep_best=("loss", "min", 1)).restore(tmp_path / "least", "best")
     most = make_run(keep_best=("loss", "max", 1)).restore(tmp_path / "most", "best")
-    assert least is not None and most is not None
+    assert least is not None
+    assert most is not None
     assert (least.step, most.step) == (4, 5)
     make_checkpoint(store, 6, {"model.pt": b"6"}, metrics={"loss": 0.3}, best=("loss", "min"))
     told_by_manifest = make_run().restore(tmp_path / "told", "best")
@@ -226,16 +220,13 @@ def test_the_best_by_a_metric(store: FaultStore, make_run: Make, tmp_path: Path)
     assert told_by_manifest.step == 4
 
 
-def test_a_step_that_nobody_saved_names_those_there_are(
-    store: FaultStore, three: list[CheckpointName], make_run: Make, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("three")
+def test_a_step_that_nobody_saved_names_those_there_are(make_run: Make, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no checkpoint of step 150; it has 100, 200, 300"):
         make_run().restore(tmp_path / "new", 150)
 
 
-def test_another_base_model_is_refused_and_other_differences_are_told(
-    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
-) -> None:
+def test_another_base_model_is_refused_and_other_differences_are_told(make_run: Make, events: Events, tmp_path: Path) -> None:
     first = make_run(base_model="org/base@1")
     with first.checkpoint(step=1) as directory:
         (directory / "adapter.bin").write_bytes(b"a")

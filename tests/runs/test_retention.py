@@ -214,9 +214,7 @@ def test_leftovers_of_writers_that_were_taken_over_go_when_they_are_old(store: F
         assert [upload.key for upload in wanted.uploads] == [half.file_key("big.bin")]
 
 
-def test_a_run_prunes_after_each_commit_and_keeps_what_it_resumed_from(
-    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
-) -> None:
+def test_a_run_prunes_and_keeps_what_it_resumed_from(store: FaultStore, make_run: Make, events: Events, tmp_path: Path) -> None:
     make_checkpoint(store, 1, {"model.bin": b"1"})
     make_checkpoint(store, 2, {"model.bin": b"2"})
     run = make_run(keep_last=1)

@@ -1,0 +1,120 @@
+"""A training that can be killed at any moment, and the oracle that looks at the bucket afterwards.
+
+    python -m tests.runs.trainer '{"run": URL, "journal": FILE, "steps": N, …}'
+
+It drains what a dead process left, restores, and saves step after step. What it was told to be verified it notes in its journal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from stagekit.config import StoreConfig
+from stagekit.progress import Event, Message, Stage
+from stagekit.runs import Run
+from stagekit.runs.restore import restore
+from stagekit.runs.sync import SyncSettings
+from stagekit.store import open_store
+from stagekit.testing.kill import KillAt, KillingStore
+
+ROOT = Path(__file__).parents[2]
+
+
+def content(step: int) -> dict[str, bytes]:
+    """What the trainer writes at ``step``: a file that is linked, one that is copied, one that never changes."""
+    return {
+        "model.bin": random.Random(step).randbytes(1_200_000),
+        "sub/optimizer.bin": random.Random(-step).randbytes(30_000),
+        "config.json": b"{}",
+    }
+
+
+def write(directory: Path, step: int) -> None:
+    for path, data in content(step).items():
+        target = directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def main() -> None:
+    options: dict[str, Any] = json.loads(sys.argv[1])
+    journal = os.open(options["journal"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(event: Event) -> None:
+        if isinstance(event, Stage) and event.name == "checkpoint.verified":
+            os.write(journal, f"{event.subject}\n".encode())
+        if isinstance(event, Message):
+            sys.stderr.write(f"{event.level}: {event.text}\n")
+
+    config = StoreConfig(**options["store"]) if options.get("store") else None
+    where: Any = options["run"]
+    if call := options.get("kill_call"):
+        where = KillingStore(open_store(where, config), call["operation"], call["key"], after=call["after"])
+    stage = options.get("kill_stage")
+    run = Run(
+        where,
+        store=config,
+        keep_last=options.get("keep_last"),
+        on_event=KillAt(stage["name"], skip=stage["skip"], then=note) if stage else note,
+        settings=SyncSettings(retry_after_s=lambda _: 0.05),
+    )
+    run.drain()
+    scratch = Path(tempfile.mkdtemp(dir=options["scratch"]))
+    found = run.restore(scratch / "restored")
+    first = 1 if found is None else found.step + 1
+    if found is not None:
+        assert (scratch / "restored" / "model.bin").read_bytes() == content(found.step)["model.bin"]
+    for step in range(first, options["steps"] + 1):
+        directory = scratch / f"step-{step}"
+        if step % 2:
+            write(directory, step)
+            run.submit(directory, step=step)
+            shutil.rmtree(directory)
+        else:
+            with run.checkpoint(step=step) as reserved:
+                write(reserved, step)
+    run.close()
+
+
+def start(options: dict[str, Any], home: Path) -> subprocess.Popen[str]:
+    """The trainer as a process of its own, with ``home`` as its machine's disk."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.runs.trainer", json.dumps(options)],
+        cwd=ROOT,
+        env={**os.environ, "STAGEKIT_HOME": str(home)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def oracle(options: dict[str, Any], directory: Path) -> int | None:
+    """Using only the bucket: the newest checkpoint is what the trainer wrote at that step, and not older than any reported verified."""
+    store = open_store(options["run"], StoreConfig(**options["store"]) if options.get("store") else None)
+    found = restore(store, directory)
+    journal = Path(options["journal"])
+    verified = max(map(int, journal.read_text().split()), default=None) if journal.exists() else None
+    if found is None:
+        assert verified is None, f"step {verified} was reported verified and the bucket has none"
+        return None
+    assert verified is None or found.step >= verified, f"step {verified} was reported verified and the bucket has {found.step}"
+    expected = content(found.step)
+    assert {record.path: record.sha256 for record in found.files} == {
+        path: hashlib.sha256(data).hexdigest() for path, data in expected.items()
+    }
+    for path, data in expected.items():
+        assert (directory / path).read_bytes() == data
+    shutil.rmtree(directory)
+    return found.step
+
+
+if __name__ == "__main__":
+    main()
