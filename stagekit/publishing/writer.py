@@ -18,9 +18,10 @@ from ..shards.sample import encode_field, member_name
 from ..store import Where, open_store
 from ..store.base import ObjectInfo, Store
 from ..transfer.put import ObjectWriter, object_writer, put_object
-from ..units import format_count, parse_size
+from ..units import parse_size
 from .claim import confirm_claim, read_claim, release_claim
 from .destination import commit, confirm_objects, enter, holds_another, look
+from .outline import counted
 
 if TYPE_CHECKING:
     from ..dataset import Dataset
@@ -132,7 +133,7 @@ class ShardWriter:
         self._failed = False
         if self._bytes - self._reported_bytes >= _REPORT_EVERY_BYTES:
             self._reported_bytes = self._bytes
-            self._on_event(Progress("shard", self._bytes, note=f"{format_count(len(self._keys))} samples"))
+            self._on_event(Progress("shard", self._bytes, note=counted(len(self._keys), "sample")))
 
     def _is_full(self, builder: ShardBuilder, added: int) -> bool:
         return builder.bytes + added > self._shard_size or builder.samples == self._samples_per_shard
@@ -176,7 +177,7 @@ class ShardWriter:
         except BaseException as error:
             self._abandon(error)
             raise
-        self._on_event(Progress("shard", self._bytes, self._bytes, note=f"{format_count(len(self._keys))} samples", finished=True))
+        self._on_event(Progress("shard", self._bytes, self._bytes, note=counted(len(self._keys), "sample"), finished=True))
         self._dataset = Dataset(self._dest, store=self._config)
 
     def _abandon(self, error: BaseException) -> None:

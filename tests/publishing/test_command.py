@@ -197,6 +197,7 @@ def test_a_forbidden_bucket(
     assert f"s3://{bucket}/x" in message
 
 
+@pytest.mark.rig("fuse")  # whoever can mount that can mount a small disk
 def test_a_full_disk(small: Path, full_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (small / "large.bin").write_bytes(bytes(3 * 2**20))
     message = failure(capsys, small, full_disk / "out")

@@ -59,6 +59,7 @@ def finish(*arguments: str | Path) -> dict[str, object]:
     return last
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments_in_a_directory(raw: Path, tmp_path: Path) -> None:
     rng = random.Random(1)
     dest = tmp_path / "out"
@@ -85,6 +86,7 @@ def tree_without_staging(dest: Path) -> dict[str, bytes]:
     return tree(DirectoryStore(dest))
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments_against_a_server(
     raw: Path, moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig]
 ) -> None:
@@ -174,6 +176,7 @@ def test_an_upload_that_a_killed_run_left_open_is_dropped(
     assert list(store.open_uploads()) == []
 
 
+@pytest.mark.slow
 def test_a_worker_whose_parent_is_killed_takes_its_upload_back(
     tmp_path: Path, moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig]
 ) -> None:
