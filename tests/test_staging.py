@@ -14,10 +14,15 @@ from stagekit import mounts
 from stagekit.dataset import Dataset
 from stagekit.errors import BadDigest, CheckpointError, ManifestError, MountRefused, NoValidCheckpoint, OutOfSpace, Unreachable, UsageError
 from stagekit.progress import Event, Message, Progress
+from stagekit.report import ls
 from stagekit.staging import pull
+from stagekit.store import open_store
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
+from stagekit.verdict import teardown
+from stagekit.verification import verify
 
+from .conftest import S3Place
 from .made import make_checkpoint, make_dataset, make_run
 
 _numbers = itertools.count()
@@ -30,6 +35,23 @@ def url() -> str:
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_data_sets_and_runs_come_back_from_every_kind_of_store(any_s3: S3Place, tmp_path: Path) -> None:
+    run = open_store(f"{any_s3.url}/runs/a b+c", any_s3.config)
+    make_run(run)
+    make_checkpoint(run, 100, {"model.pt": b"m" * 3_000_000, "sub dir/ü.txt": "ü".encode()})
+    manifest = make_dataset(open_store(f"{any_s3.url}/digits", any_s3.config), size=20_000)
+    assert verify(f"{any_s3.url}/digits", deep=True, store=any_s3.config).findings == ()
+    assert verify(f"{any_s3.url}/runs/a b+c", deep=True, store=any_s3.config).findings == ()
+    assert [entry.kind for entry in ls(any_s3.url, store=any_s3.config)] == ["dataset", "folder"]
+    assert [entry.kind for entry in ls(f"{any_s3.url}/runs", store=any_s3.config)] == ["run"]
+    pull(f"{any_s3.url}/digits", tmp_path / "digits", store=any_s3.config)
+    assert Dataset(str(tmp_path / "digits")).digest == manifest.digest
+    pull(f"{any_s3.url}/runs/a b+c@100", tmp_path / "checkpoint", store=any_s3.config)
+    assert contents(tmp_path / "checkpoint") == {"model.pt": b"m" * 3_000_000, "sub dir/ü.txt": "ü".encode()}
+    verdict = teardown([tmp_path / "checkpoint"], [f"{any_s3.url}/runs/a b+c"], store=any_s3.config)
+    assert verdict.answer == "YES", verdict.findings
 
 
 FILES = {"model.pt": b"m" * 5000, "deep/er/rng.pt": b"r", "empty": b""}

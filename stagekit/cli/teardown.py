@@ -6,7 +6,7 @@ import click
 
 from ..config import StoreConfig
 from .exits import Exit
-from .options import LOOKING_S, store_options
+from .options import store_options
 from .output import Printer
 
 _EXITS = {"YES": Exit.DONE, "NO": Exit.VERDICT_NO, "CANNOT TELL": Exit.CANNOT_TELL}
@@ -17,7 +17,7 @@ _EXITS = {"YES": Exit.DONE, "NO": Exit.VERDICT_NO, "CANNOT TELL": Exit.CANNOT_TE
 @click.option("--run", "runs", multiple=True, metavar="RUN", help="A run that holds them. Repeatable.")
 @click.option("--ignore", "ignored", multiple=True, metavar="GLOB", help="Files that are no loss: a path below DIR, or a name. Repeatable.")
 @click.option("--check", is_flag=True, help="Only look, here and in the bucket: send nothing.")
-@store_options(retry_s=LOOKING_S)
+@store_options()
 def command(
     watch: tuple[str, ...], runs: tuple[str, ...], ignored: tuple[str, ...], check: bool, store: StoreConfig, printer: Printer
 ) -> Exit:
@@ -29,8 +29,7 @@ def command(
     from ..verdict import find_scope, judge
 
     # Options that name a store hold for every run; without them each recorded run is reached as its training reached it.
-    named = store if store != StoreConfig(retry_s=store.retry_s, connect_timeout_s=store.connect_timeout_s) else None
-    judged = find_scope(watch, runs, ignored, store=named)
+    judged = find_scope(watch, runs, ignored, store=None if store == StoreConfig() else store)
     printer.data("\n".join(judged.scope.lines), {"event": "scope", **judged.scope.record})
     verdict = judge(judged, check=check, on_event=printer.on_event)
     for finding in verdict.findings:
