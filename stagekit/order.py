@@ -126,7 +126,10 @@ class Epoch:
                 chosen = np.concatenate([order[a - start : b - start] for a, b in pieces])
             else:
                 chosen = np.concatenate([np.arange(a - start, b - start, dtype=np.int64) for a, b in pieces])
-            slots = np.searchsorted(ends, chosen, side="right").astype(np.int64, copy=False)
+            if len(blocks) == 1:
+                slots = np.zeros(len(chosen), np.int64)
+            else:
+                slots = np.searchsorted(ends, chosen, side="right").astype(np.int64, copy=False)
             samples = chosen - (ends - counts)[slots]
             if len(chosen) < total:
                 used, slots = np.unique(slots, return_inverse=True)

@@ -161,6 +161,9 @@ class Plan:
     def make(self, samples: Sequence[Sample | None]) -> Made:
         """Decode and transform. ``None`` stands for a sample that the reader skipped (and counted). Runs in any thread."""
         made = Made()
+        if self.plain:
+            made.samples = [sample for sample in samples if sample is not None]
+            return made
         decoder, transform = self.decoder, self.transform
         for sample in samples:
             if sample is None:
