@@ -49,9 +49,10 @@ class Outline:
         lines = [f"{shard.name}  {format_size(shard.bytes):>8}  {counted(len(shard.samples), 'sample')}" for shard in shown]
         if len(shown) < len(plan.shards):
             lines.append(f"… {counted(len(plan.shards) - len(shown), 'more shard')}")
+        digits = 1 if self.overhead < 1 else 0
         lines.append(
             f"{counted(self.files, 'field')} in {counted(plan.samples, 'sample')}: {format_size(plan.payload_bytes)}, as "
-            f"{counted(len(plan.shards), 'shard')}: {format_size(plan.bytes)} ({100 * self.overhead:.1f} % headers and padding)"
+            f"{counted(len(plan.shards), 'shard')}: {format_size(plan.bytes)} (headers and padding add {100 * self.overhead:.{digits}f} %)"
         )
         lines += [f"  {name}: {counted(totals.samples, 'sample')}, {format_size(totals.bytes)}" for name, totals in self.fields.items()]
         lines.append("sending takes " + ", ".join(f"{format_duration(plan.bytes / rate)} at {format_rate(rate)}" for rate in _RATES))

@@ -68,7 +68,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(small: Path, tmp_path: Pat
     out = capsys.readouterr().out
     assert "shards/000000.tar" in out
     assert "27 fields in 9 samples: " in out
-    assert "% headers and padding)" in out
+    assert "(headers and padding add " in out
     assert "sending takes " in out
     assert "3 classes: class0, class1, class2" in out
     assert not (tmp_path / "out").exists()
