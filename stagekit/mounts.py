@@ -210,6 +210,10 @@ class MountTable:
         except FileNotFoundError:
             return None
 
+    def is_point(self, path: str) -> bool:
+        """Whether something is mounted at ``path``, which is absolute and has no symbolic links."""
+        return path in self._at
+
     def top(self, point: str, below: Mount | None) -> Mount | None:
         """The mount that is seen at ``point`` by somebody who comes from ``below``: the uppermost of those stacked there, or ``None``.
 
@@ -355,9 +359,12 @@ def _absolute(path: str | os.PathLike[str]) -> str:
     return text if text.startswith("/") else f"{Path.cwd()}/{text}"
 
 
-def judge(path: str | os.PathLike[str], *, probe: bool = False) -> Judgement:
-    """What ``path`` lies on. Answers within about a second, also for a mount that hangs; ``probe`` looks whether a refused one answers."""
-    table = MountTable.read()
+def judge(path: str | os.PathLike[str], *, probe: bool = False, table: MountTable | None = None) -> Judgement:
+    """What ``path`` lies on. Answers within about a second, also for a mount that hangs; ``probe`` looks whether a refused one answers.
+
+    ``table`` spares reading the mounts again where many paths are judged.
+    """
+    table = table or MountTable.read()
     if table is None:
         return Judgement("unknown", f"{sys.platform} does not tell what is mounted where ({MOUNTINFO} is missing)")
     mount = table.resolve(_absolute(path), answers=_answers)

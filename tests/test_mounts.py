@@ -224,12 +224,23 @@ def test_a_child_that_hangs_is_left_behind_within_the_time(tmp_path: Path, monke
     assert mounts._answers(str(tmp_path / "gone"), timeout_s=30.0) is False
 
 
-def in_a_mount_namespace(setup: str, program: str, tmp_path: Path) -> dict[str, object]:
-    """Run ``setup`` (shell) and then ``program`` (Python, printing one JSON object) where mounts are nobody else's business."""
+def in_a_mount_namespace(setup: str, program: str, tmp_path: Path, cleanup: str = "") -> dict[str, object]:
+    """Run ``setup`` (shell) and then ``program`` (Python, printing one JSON object) where mounts are nobody else's business.
+
+    The program must end by itself within 20 s, before ``cleanup`` (shell).
+    """
     script = tmp_path / "program.py"
     script.write_text("import json, os\nfrom stagekit import mounts\n" + textwrap.dedent(program))
     done = subprocess.run(
-        ["unshare", "-m", "--propagation", "private", "bash", "-ec", f"cd {tmp_path}\n{setup}\nexec {sys.executable} {script}"],
+        [
+            "unshare",
+            "-m",
+            "--propagation",
+            "private",
+            "bash",
+            "-ec",
+            f"cd {tmp_path}\n{setup}\ncode=0; timeout 20 {sys.executable} {script} || code=$?\n{cleanup}\nexit $code",
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -337,14 +348,14 @@ try:
 except mounts.MountRefused as error:
     result["hung"] = str(error)
 result["took_s"] = time.monotonic() - began_s
-for pid in daemons:
-    os.kill(pid, signal.SIGCONT)
+with open("daemons", "w") as file:
+    print(*daemons, file=file)
+print(json.dumps(result), flush=True)
 """
 
-END = """
-print(json.dumps(result), flush=True)
-for point in ["single/file", "elsewhere", "covered", "covered", "bucket", "with space"]:
-    subprocess.run(["umount", "-l", point])
+CLEANUP = """
+kill -CONT $(cat daemons)
+umount -l single/file elsewhere covered covered bucket 'with space'
 """
 
 
@@ -352,7 +363,7 @@ for point in ["single/file", "elsewhere", "covered", "covered", "bucket", "with 
 @pytest.mark.parametrize("allow", [False, True])
 def test_a_real_rclone_mount_is_refused_by_every_way_that_leads_to_it_also_when_it_hangs(tmp_path: Path, allow: bool) -> None:
     setup = RCLONE.format(rclone=rclone_binary())
-    result = in_a_mount_namespace(setup, REFUSALS + ALLOWED + HUNG % allow + END, tmp_path)
+    result = in_a_mount_namespace(setup, REFUSALS + ALLOWED + HUNG % allow, tmp_path, CLEANUP)
     for name in ("bucket", "bucket/a.txt", "elsewhere/a.txt", "single/file", "with space/a.txt", "link/a.txt"):
         message = str(result[name])
         assert "is refused" in message, name

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import fnmatch
 import os
+import shlex
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..mounts import Judgement, MountTable
 from ..mounts import judge as judge_mount
 from ..parallel import each
 from ..progress import Progress, Subscriber
@@ -40,8 +42,8 @@ class LocalFile:
 def is_ignored(path: str, patterns: Iterable[str]) -> bool:
     """Whether a relative path is covered: a pattern fits the whole path, or the name of the file or of one of its folders."""
     parts = path.split("/")
-    ends = ["/".join(parts[: number + 1]) for number in range(len(parts))]
-    return any(fnmatch.fnmatchcase(candidate, pattern.rstrip("/")) for pattern in patterns for candidate in (*ends, *parts))
+    candidates = {*("/".join(parts[: number + 1]) for number in range(len(parts))), *parts}
+    return any(fnmatch.fnmatchcase(candidate, pattern.rstrip("/")) for pattern in patterns for candidate in candidates)
 
 
 def judge(
@@ -92,26 +94,37 @@ def judge(
 
 
 def _walk(root: Path, ignored: Sequence[str], files: list[LocalFile], findings: list[Finding]) -> None:
-    """Collect what counts below ``root``. Links are followed, since what they lead to may be lost as well; each folder counts once."""
+    """Collect what counts below ``root``. Links are followed, since what they lead to may be lost as well; each folder counts once.
+
+    Mounts in the way are looked up before they are touched: one that hangs would hang this process as well.
+    """
+    table = MountTable.read()
     seen: set[tuple[int, int]] = set()
-    folders = [""]
+    folders = [("", os.path.realpath(root))]
     while folders:
-        folder = folders.pop()
+        folder, real = folders.pop()
         try:
-            here = (root / folder).stat()
+            here = os.stat(real)
             if (here.st_dev, here.st_ino) in seen:
                 continue
             seen.add((here.st_dev, here.st_ino))
-            names = sorted(os.listdir(root / folder))
+            with os.scandir(real) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
         except OSError as error:
             findings.append(_unreadable(root / folder, error))
             continue
-        for name in names:
-            path = f"{folder}/{name}" if folder else name
+        for entry in entries:
+            path = f"{folder}/{entry.name}" if folder else entry.name
             if is_ignored(path, ignored):
                 continue
+            link = entry.is_symlink()
+            if table is not None and (link or table.is_point(entry.path)):
+                judged = judge_mount(entry.path, table=table)
+                if judged.kind == "refused":
+                    findings.append(_mounted(root / path, judged, path))
+                    continue
             try:
-                info = (root / path).stat()
+                info = entry.stat()
             except FileNotFoundError:
                 continue  # a link that leads nowhere holds nothing, and neither does a file that is gone
             except OSError as error:
@@ -119,9 +132,15 @@ def _walk(root: Path, ignored: Sequence[str], files: list[LocalFile], findings: 
                     findings.append(_unreadable(root / path, error))
                 continue
             if stat.S_ISDIR(info.st_mode):
-                folders.append(path)
+                folders.append((path, os.path.realpath(entry.path) if link else entry.path))
             elif stat.S_ISREG(info.st_mode):
                 files.append(LocalFile(root, path, info.st_size, info.st_mtime))
+
+
+def _mounted(path: Path, judged: Judgement, pattern: str) -> Finding:
+    what = f"it is not looked at, since {judged.warning or judged.reason}"
+    fix = f"unmount it once its writes are through, or leave it out: stagekit teardown --ignore {shlex.quote(pattern)}"
+    return Finding("CANNOT TELL", "mount", what, str(path), fix=fix)
 
 
 def _unreadable(path: Path, error: OSError) -> Finding:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..config import StoreConfig, home_directory
 from ..errors import StagekitError
+from ..mounts import judge
 from ..runs import KnownRun, known_runs
 from ..runs.spool import default_dir
 from ..store import Where, open_store
@@ -76,13 +77,18 @@ def find_scope(
     named = [_named(where, by_url, store) for where in runs]
     targets = named or [Target(known.url, known.url, store or known.store) for known in recorded]
     explicit = [Path(os.path.abspath(os.path.expanduser(os.fspath(path)))) for path in watch]
-    roots = explicit or [path for target in targets if target.url in by_url for path in by_url[target.url].watched if path.exists()]
+    roots = explicit or [path for target in targets if target.url in by_url for path in by_url[target.url].watched if _is_there(path)]
     outer = _outermost(roots)
     spools = sorted({default_dir(), *(path for known in recorded for path in known.spools)})
     scope = Scope(
         tuple(map(str, outer)), tuple(target.url for target in targets), tuple(str(path) for path in spools if path.is_dir()), tuple(ignore)
     )
     return Judged(scope, tuple(targets), tuple(outer), frozenset(map(str, explicit)), tuple(findings))
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a recorded directory is still there. One that must not be touched counts as there, so that it is told."""
+    return judge(path).kind == "refused" or path.exists()
 
 
 def _named(where: Where, by_url: dict[str, KnownRun], store: StoreConfig | None) -> Target:
