@@ -19,7 +19,7 @@ from .outline import counted
 
 CLASSES = "classes.json"
 _SHARD_OBJECT = re.compile(r"shards/[0-9]{6,}\.(tar|tar\.idx|blocks)")
-_OWN = frozenset({MANIFEST, WIDS, CLASSES, CLAIM})
+_SIDE_FILES = frozenset({WIDS, CLASSES})
 
 
 @dataclass(slots=True)
@@ -28,6 +28,7 @@ class Found:
 
     manifest: Manifest | None
     objects: dict[str, ObjectInfo]
+    claimed: bool = False
 
 
 def refuse_overlap(source: Location | None, destination: Location) -> None:
@@ -56,18 +57,20 @@ def _real(location: Location) -> Location:
 def look(store: Store) -> Found:
     """List the destination. Raises ``PublishError`` naming the first object that no publication made, before reading on."""
     objects: dict[str, ObjectInfo] = {}
-    complete = False
+    complete = claimed = False
     for info in store.list():
         if info.key == MANIFEST:
             complete = True
+        elif info.key == CLAIM:
+            claimed = True
         elif _SHARD_OBJECT.fullmatch(info.key):
             objects[info.key] = info
-        elif info.key not in _OWN and not _is_probe(info.key):
+        elif info.key not in _SIDE_FILES and not _is_probe(info.key):
             raise PublishError(
                 f"publishing to {store.location}: it holds {info.key!r}, which is no part of a data set; nothing was written. "
                 f"Choose an empty destination, such as {store.location / 'dataset'}"
             )
-    return Found(read_manifest(store) if complete else None, objects)
+    return Found(read_manifest(store) if complete else None, objects, claimed)
 
 
 def _is_probe(key: str) -> bool:
@@ -137,7 +140,7 @@ def _clear(store: Store, found: Found) -> None:
     """Remove leftovers: what commits first, so that nothing ever looks more complete than it is."""
     for key in sorted(found.objects, key=lambda key: (not key.endswith(".blocks"), key)):
         store.delete(key)
-    for key in (WIDS, CLASSES):
+    for key in sorted(_SIDE_FILES):
         store.delete(key)
 
 

@@ -243,6 +243,8 @@ def publish(
     plan = outline(source, shard_size=parse_size(shard_size, name="shard_size"), samples_per_shard=samples_per_shard)
     for note in plan.notes:
         on_event(Message(note, "warning"))
+    for bad in plan.bad:
+        on_event(Message(f"skipped {bad.path}: {bad.reason}", "warning"))
     run = _Run(source, plan, dest, opened, store, on_bad, on_event)
     with _executor(run, workers, executor, bytes_per_s) as (pool, rate, in_flight):
         return run.publish(pool, rate, in_flight, takeover=takeover, started_s=started_s)
@@ -301,7 +303,7 @@ class _Run:
             if manifest is None:
                 return self._write(pool, rate, in_flight, resume=resume, started_s=started_s)
             release_claim(self._store)
-            found = replace(look(self._store), manifest=manifest)
+            found = replace(look(self._store), manifest=manifest, claimed=False)
         return self._compare(pool, rate, in_flight, found, started_s=started_s)
 
     def _write(self, pool: Executor, rate: float | None, in_flight: int, *, resume: bool, started_s: float) -> Publication:
@@ -343,7 +345,8 @@ class _Run:
             outcomes = [sent.get(outcome.number, outcome) for outcome in outcomes]
             if tuple(outcome.record for outcome in outcomes if outcome.record is not None) != tuple(manifest.shards):
                 raise SourceError(f"reading {self._source.name}: it changed while it was read; run again once it stands still")
-        release_claim(self._store)
+        if found.claimed:  # a run that was killed between its manifest and its last step
+            release_claim(self._store)
         return self._publication(manifest, outcomes, started_s)
 
     def _is_whole(self, outcome: ShardOutcome, found: Found) -> bool:

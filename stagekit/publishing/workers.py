@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -80,8 +81,13 @@ class WorkerProcesses(Executor):
         """End all workers now. Jobs that are not finished fail."""
         self._stopping = True
         for process in self._processes:
-            with suppress(OSError):  # the pipe of a process that is gone
-                process.terminate()
+            process.terminate()
+        deadline_s = time.monotonic() + _PATIENCE_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
         self.shutdown(wait=True, cancel_futures=True)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -143,7 +149,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             with suppress(OSError):
                 pipe.close()
     try:
-        process.wait(_PATIENCE_S + 1)
+        process.wait(_PATIENCE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

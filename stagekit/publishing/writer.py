@@ -13,7 +13,7 @@ from ..errors import DuplicateKey, PublishError, ShardError, StoreError, UsageEr
 from ..progress import Progress, Stage, Subscriber, ignore
 from ..shards.archive import member_bytes
 from ..shards.index import FieldTotals, ShardBuilder
-from ..shards.manifest import Manifest, ShardRecord, blocks_name, index_name, shard_name
+from ..shards.manifest import WIDS, Manifest, ShardRecord, blocks_name, index_name, shard_name
 from ..shards.sample import encode_field, member_name
 from ..store import Where, open_store
 from ..store.base import ObjectInfo, Store
@@ -195,6 +195,7 @@ class ShardWriter:
                 name = shard_name(number)
                 for key in (blocks_name(name), index_name(name), name):
                     store.delete(key)
+            store.delete(WIDS)
             release_claim(store)
 
 

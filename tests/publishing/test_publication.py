@@ -201,7 +201,7 @@ def test_a_rerun_of_a_finished_data_set_sends_nothing_and_says_so(raw: Path) -> 
     first = run(raw, store)
     store.calls.clear()
     again = run(raw, store)
-    assert keys_sent(store) == []
+    assert {call.operation for call in store.calls} <= {"list", "get", "head"}
     assert again.unchanged
     assert again.lines[0] == "nothing to do: memory://rerun/x holds this data set already"
     assert again.manifest == first.manifest
@@ -545,6 +545,14 @@ def test_on_bad_skip_counts_lists_and_goes_on(raw: Path, tmp_path: Path) -> None
     assert not keys & {"class0/0003", "class1/0004", "class2/0005"}
     assert len([event for event in events if isinstance(event, Message) and event.text.startswith("skipped class")]) == 3
     assert any(line.strip() == "skipped: 3 bad, listed above" for line in done.lines)
+
+
+def test_what_the_listing_leaves_out_is_listed_too(raw: Path, tmp_path: Path) -> None:
+    (raw / "README").write_text("x")
+    events: list[Event] = []
+    done = run(raw, memory(tmp_path, "out"), on_bad="skip", on_event=events.append)
+    assert [bad.path for bad in done.bad] == ["README"]
+    assert any(e.text.startswith("skipped README: no extension") for e in events if isinstance(e, Message))
 
 
 class LargeThenSpoiled:

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import os
+import queue
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stagekit.errors import NotFound, StagekitError, Throttled
 from stagekit.progress import Event, Message, Subscriber, ignore
+from stagekit.publishing import workers
 from stagekit.publishing.workers import WorkerProcesses
 
 from .conftest import make_raw, wait_for_the_end_of
@@ -31,9 +34,10 @@ def die(code: int, *, on_event: Subscriber = ignore) -> None:
     os.kill(os.getpid(), code)
 
 
-class Unpicklable(Exception):
-    def __reduce__(self) -> Any:
-        raise TypeError("never")
+def refuse_to_end(*, on_event: Subscriber = ignore) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    on_event(Message(str(os.getpid())))
+    threading.Event().wait()
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +84,19 @@ def test_leaving_by_an_exception_ends_the_workers_at_once() -> None:
             one = pool.submit(pid).result(30)
             raise RuntimeError("enough")
     wait_for_the_end_of([one])
+
+
+def test_a_worker_that_does_not_end_by_itself_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving takes seconds, also when a store does not answer a worker that wants to take its upload back."""
+    monkeypatch.setattr(workers, "_PATIENCE_S", 0.1)
+    begun: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with pytest.raises(RuntimeError, match="enough"):
+        with WorkerProcesses(1, begun.put) as pool:
+            pool.submit(refuse_to_end)
+            event = begun.get(timeout=30)
+            raise RuntimeError("enough")
+    assert isinstance(event, Message)
+    wait_for_the_end_of([int(event.text)])
 
 
 def test_a_job_that_cannot_be_pickled_fails_where_it_is_submitted() -> None:
