@@ -15,6 +15,7 @@ from .errors import BadDigest, Conflict, CorruptShard, InvalidReply, ManifestErr
 from .location import Location
 from .mounts import refuse_mount
 from .parallel import each
+from .progress import Subscriber, ignore
 from .shards.archive import END
 from .shards.archive import samples as parse_samples
 from .shards.index import Block, BlockTable, FieldTotals
@@ -49,8 +50,8 @@ class Dataset:
             print(sample["__key__"], len(sample["png"]))
     """
 
-    def __init__(self, where: Where, *, store: StoreConfig | None = None, allow_mount: bool = False) -> None:
-        self.store: Store = open_store(where, store)
+    def __init__(self, where: Where, *, store: StoreConfig | None = None, allow_mount: bool = False, on_event: Subscriber = ignore) -> None:
+        self.store: Store = open_store(where, store, on_event=on_event)
         if self.location.is_directory:
             refuse_mount(self.location.local_path, "reading a data set from", allow_mount=allow_mount)
         self.manifest: Manifest = _read_manifest(self.store)

@@ -232,7 +232,7 @@ class Reader:
         self._fetcher = Fetcher(
             self._dataset.store,
             self._ranges(list(first), offsets, frozenset(self._damaged_tables)),
-            threads=self._connections,
+            threads=min(self._connections, len(self._dataset.block_samples)),
             budget_bytes=self._budget.ahead_bytes,
             stall_timeout_s=self._stall_timeout_s,
         )

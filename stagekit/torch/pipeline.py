@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 _JOIN_S = 2.0
+_running: weakref.WeakSet[Pipeline[Any, Any, Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_running() -> None:
+    """Stop what a script left in the middle when it ended: torch aborts the process when its threads are stopped by the interpreter."""
+    for pipeline in list(_running):
+        if pipeline.process == os.getpid():  # a forked child has a copy whose threads, and perhaps locks, belong to the parent
+            pipeline.close()
 
 
 class _Job(Generic[Part, Result]):
@@ -51,6 +63,7 @@ class Pipeline(Generic[T, Part, Result]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.waited_s = 0.0
+        self.process = os.getpid()
         self._groups, self._work, self._finish = groups, work, finish
         self._parts = threads if cut else 1
         self._stop_groups = stop_groups
@@ -61,6 +74,7 @@ class Pipeline(Generic[T, Part, Result]):
         self._stopped = False
         self._threads = [threading.Thread(target=self._feed, name="stagekit-read", daemon=True)]
         self._threads += [threading.Thread(target=self._serve, name=f"stagekit-decode-{i}", daemon=True) for i in range(threads)]
+        _running.add(self)
         for thread in self._threads:
             thread.start()
 
@@ -85,6 +99,7 @@ class Pipeline(Generic[T, Part, Result]):
 
     def close(self) -> None:
         """Stop, and drop what was not taken. May be called twice."""
+        _running.discard(self)
         self._stopped = True
         self._stop_groups()
         self._room.release()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..config import StoreConfig
@@ -105,7 +105,12 @@ class Plan:
             raise UsageError(f"on_bad: {on_bad!r} is neither 'raise' nor 'skip'")
         if stall_timeout_s is not None and stall_timeout_s <= 0:
             raise UsageError(f"stall_timeout_s: {stall_timeout_s} is not above 0; None waits for ever")
-        self.dataset = source if isinstance(source, Dataset) else Dataset(source, store=store, allow_mount=allow_mount)
+        if not isinstance(source, Dataset):
+            config = store or StoreConfig()
+            # The connections asked for here are of no use if the store keeps fewer.
+            config = replace(config, connections=max(config.connections, connections))
+            source = Dataset(source, store=config, allow_mount=allow_mount, on_event=on_event)
+        self.dataset = source
         self.shuffle, self.seed, self.window = bool(shuffle), seed, window
         self.decoder = Decoder(decode, self.dataset.fields)
         self.transform = transform
@@ -123,6 +128,9 @@ class Plan:
                 self.dataset.block_samples, number, digest=self.dataset.digest, seed=self.seed, shuffle=self.shuffle, window=self.window
             )
         return self._epoch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_epoch": None}  # made anew in less time than it takes to send it
 
     def budget(self, lanes: int, *, readers: int = 1) -> Budget:
         """How one of ``readers`` readers spends its part of the memory. Raises ``UsageError`` when its windows do not fit."""

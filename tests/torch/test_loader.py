@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stagekit.config import StoreConfig
 from stagekit.dataset import Dataset
 from stagekit.errors import CorruptShard, ManifestError, RandomAccessRefused, StateMismatch, UsageError
 from stagekit.order import Epoch
@@ -623,6 +625,30 @@ def test_the_epochs_line(store: FaultStore) -> None:
     assert told == [Message(str(receipt), "info")]
     assert str(receipt).startswith("epoch 0: 60 of 60 samples in 15 batches, ")
     assert receipt.bytes_fetched < receipt.data_bytes == Dataset(store).nbytes
+
+
+def test_a_loader_can_be_pickled_with_its_position(store: FaultStore) -> None:
+    made = loader(store)
+    batches = iter(made)
+    next(batches)
+    again: StreamLoader = pickle.loads(pickle.dumps(made))
+    assert again.state_dict() == made.state_dict()
+    batches.close()  # type: ignore[attr-defined]
+    again.load_state_dict(again.state_dict())
+    assert len(list(again)) == 14
+
+
+def test_connections_asked_for_are_allowed_to_the_store(monkeypatch: pytest.MonkeyPatch, store: FaultStore) -> None:
+    opened: list[StoreConfig] = []
+
+    def open_store(where: Any, config: StoreConfig, **_: Any) -> FaultStore:
+        opened.append(config)
+        return store
+
+    monkeypatch.setattr("stagekit.dataset.open_store", open_store)
+    loader("s3://bucket/digits", connections=40)
+    loader("s3://bucket/digits", connections=4, store=StoreConfig(connections=8, region="x"))
+    assert opened == [StoreConfig(connections=40), StoreConfig(connections=8, region="x")]
 
 
 def test_a_generator_is_what_iterating_gives(store: FaultStore) -> None:

@@ -120,3 +120,21 @@ def test_a_signal_ends_a_process_that_waits_for_data(tmp_path: Path, sent: signa
     out, err = process.communicate(timeout=20)
     assert process.returncode == status, (out, err)
     assert sent is not signal.SIGINT or "KeyboardInterrupt" in err
+
+
+_UNFINISHED = """
+import sys
+from stagekit.torch import StreamLoader
+
+batches = iter(StreamLoader(sys.argv[1], 1, threads=4))
+print(next(batches)["__key__"])
+"""
+
+
+def test_a_script_that_ends_in_the_middle_of_an_epoch_ends_quietly(tmp_path: Path) -> None:
+    data = tmp_path / "digits"
+    build(DirectoryStore(data), numbered(200, field="cls"))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _UNFINISHED, str(data)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
