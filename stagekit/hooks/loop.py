@@ -196,7 +196,7 @@ class _Loop:
         self._monotonic = monotonic
         self._saved_at = monotonic()
         self._step = 0
-        self._saved_step = -1
+        self._counted = False
         self._explicit = False
         self._open_batch = False
         self._boundaries = 0
@@ -226,8 +226,8 @@ class _Loop:
     def end_epoch(self, *, final: bool) -> None:
         """Save what the epoch led to; stop here when this process was asked to."""
         self._close_batch()
-        if self._step <= self._saved_step:
-            self._step = self._saved_step + 1  # nobody told of steps: an epoch counts as one
+        if not self._counted:
+            self._step += 1  # nobody tells of steps, so an epoch counts as one
         self.epoch += 1
         self.save(final=final)
         if self.ranks.any(self.termination.requested):
@@ -235,7 +235,7 @@ class _Loop:
 
     def step_ended(self, metrics: Mapping[str, float]) -> None:
         """``Run.step``."""
-        self._explicit = True  # from now on the caller counts, and batches do not
+        self._explicit = self._counted = True  # from now on the caller counts, and batches do not
         self._step += 1
         if self._current is not None:
             self._current.metrics.update(metrics)
@@ -254,6 +254,7 @@ class _Loop:
 
     def _close_batch(self) -> None:
         if self._open_batch and not self._explicit:
+            self._counted = True
             self._step += 1
         self._open_batch = False
 
@@ -290,10 +291,10 @@ class _Loop:
             if self.ranks.rank == 0:
                 for name, item in self.state.items():
                     self._save_item(directory, name, item)
-                progress = {"format": "stagekit-progress", "version": 1, "epoch": self.epoch, "step": self._step, "middle": middle}
+                progress = {"format": "stagekit-progress", "version": 1, "epoch": self.epoch, "middle": middle}
+                progress |= {"step": self._step, "counted": self._counted}
                 (directory / _PROGRESS).write_bytes(seal(progress))
             torch.save(self._get_random(), directory / f"rng-{self.ranks.rank}.pt")
-        self._saved_step = self._step
         self._saved_at = self._monotonic()
 
     def _save_item(self, directory: Path, name: str, item: Stateful) -> None:
@@ -379,7 +380,7 @@ class _Loop:
         for name, item in self.state.items():
             self._load_item(directory, name, item, where)
         self.epoch, self._step = int(progress["epoch"]), int(progress["step"])
-        self._saved_step = self._step
+        self._counted = bool(progress["counted"])
         own = directory / f"rng-{self.ranks.rank}.pt"
         if own.exists():
             values = self._read(own, where)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from stagekit.hooks.loop import Run
 
@@ -84,15 +85,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every")
     parser.add_argument("--tell-steps", action="store_true")
+    parser.add_argument("--workers", type=int, help="read through a DataLoader with so many forked workers instead")
     parser.add_argument("--stop-at", type=int, help="end by os._exit at this batch")
     parser.add_argument("--term-at", type=int, help="send this process SIGTERM at this batch")
     options = parser.parse_args()
     training = Training(options.seed)
+    state, loader = training.state, training.loader
+    if options.workers is not None:
+        del state["loader"]
+        values = [torch.full((8,), float(number)) / 100 for number in range(20)]
+        loader = DataLoader(values, batch_size=4, shuffle=True, num_workers=options.workers, multiprocessing_context="fork")
     run = Run(options.run)
     batches = 0
-    for epoch in run.epochs(options.epochs, state=training.state, every=options.every):
+    for epoch in run.epochs(options.epochs, state=state, every=options.every):
         training.model.train()
-        for batch in training.loader:
+        for batch in loader:
             loss = training.batch(epoch, batch)
             batches += 1
             if batches == options.stop_at:
