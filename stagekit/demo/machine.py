@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..testing.daemon import Daemon
 
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE", "OMP_NUM_THREADS")
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
 
 # Not -m: the program of this name on PATH may be another one.
 _STAGEKIT = "import sys; from stagekit.cli import main; sys.exit(main())"
@@ -34,7 +34,8 @@ class Machine:
         if aws.is_dir():
             (self.home / ".aws").symlink_to(aws.absolute())
         self.environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        self.environ |= {"HOME": str(self.home), "TMPDIR": str(self.work), "PYTHONUNBUFFERED": "1", **credentials}
+        # One thread: for pictures of 64 pixels, more of them only wait for each other, and on a busy machine for long.
+        self.environ |= {"HOME": str(self.home), "TMPDIR": str(self.work), "OMP_NUM_THREADS": "1", **credentials}
         self._console = self.directory / "console.log"
         self._read = 0
         self._process: Daemon | None = None
