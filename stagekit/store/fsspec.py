@@ -109,7 +109,7 @@ class FsspecStore:
                     data = self._open().cat_file(path, start=start or None, end=end)
             except StoreError as error:
                 failure = error
-        if failure is None and if_match is None and len(data) == length:
+        if failure is None and if_match is None and length and len(data) == length:
             return data
         if failure is not None and (isinstance(failure, NotFound | BucketNotFound | Denied) or failure.transient):
             raise failure

@@ -51,6 +51,7 @@ class Client:
             read_timeout_s=self.settings.read_timeout_s,
             connect_timeout_s=self.settings.connect_timeout_s,
             was_reached=self.was_reached,
+            anonymous=self.settings.anonymous,
         )
 
 

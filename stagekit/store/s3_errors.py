@@ -117,6 +117,7 @@ class Address:
     read_timeout_s: float = 60.0
     connect_timeout_s: float = 10.0
     was_reached: bool = False
+    anonymous: bool = False
 
     def __str__(self) -> str:
         return self.endpoint or "AWS"
@@ -124,6 +125,8 @@ class Address:
     @property
     def keys(self) -> str:
         """``the keys of profile 'x'``, ``the keys from the environment``."""
+        if self.anonymous:
+            return "unsigned requests"
         if self.profile:
             return f"the keys of profile {self.profile!r}"
         if self.key_source == "env":
@@ -289,7 +292,7 @@ def _translate_answer(error: ClientError, what: str, name: str, at: Address) -> 
         return BadDigest(f"{what}: the bytes that arrived at {at} are not those that were sent; nothing was stored")
     if code in _FULL or status == 507:
         return OutOfSpace(f"{what}: the quota at {at} is used up; delete something there, or buy more")
-    if code in _THROTTLED or status == 429:
+    if code in _THROTTLED or status in (429, 503):  # a HEAD has no code, and 503 nearly always means this
         return Throttled(f"{what}: {at} asks to slow down", retry_after_s=retry_after_s)
     if code in _CUT:
         return Unreachable(f"{what}: {at} received only a part of the request", retry_after_s=retry_after_s)
