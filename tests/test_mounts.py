@@ -313,8 +313,8 @@ def test_the_refusal_names_everything_a_person_needs(monkeypatch: pytest.MonkeyP
 RCLONE = """
 mkdir source bucket elsewhere 'with space' single lower upper work merged
 echo hello > source/a.txt; touch single/file
-{rclone} mount :local:$PWD/source "$PWD/bucket" --daemon --daemon-wait 20s --vfs-cache-mode off
-{rclone} mount :local:$PWD/source "$PWD/with space" --daemon --daemon-wait 20s --vfs-cache-mode off
+{rclone} mount :local:$PWD/source "$PWD/bucket" --daemon --daemon-wait 20s --vfs-cache-mode off > log 2>&1
+{rclone} mount :local:$PWD/source "$PWD/with space" --daemon --daemon-wait 20s --vfs-cache-mode off > log 2>&1
 mount --bind bucket elsewhere
 mount --bind bucket/a.txt single/file
 mkdir covered; mount --bind bucket covered; mount -t tmpfs over covered
@@ -338,7 +338,7 @@ result["allowed"] = judged.warning
 
 HUNG = """
 import signal, subprocess, time
-found = subprocess.run(["pgrep", "-f", f"rclone mount.*{os.getcwd()}"], capture_output=True, text=True)
+found = subprocess.run(["pgrep", "-f", f"^[^ ]*rclone mount .*{os.getcwd()}"], capture_output=True, text=True)
 daemons = [int(pid) for pid in found.stdout.split()]
 for pid in daemons:
     os.kill(pid, signal.SIGSTOP)
@@ -354,8 +354,7 @@ print(json.dumps(result), flush=True)
 """
 
 CLEANUP = """
-kill -CONT $(cat daemons)
-umount -l single/file elsewhere covered covered bucket 'with space'
+kill -KILL $(cat daemons)
 """
 
 
