@@ -38,6 +38,7 @@ class Machine:
         self.environ |= {"HOME": str(self.home), "TMPDIR": str(self.work), "OMP_NUM_THREADS": "1", **credentials}
         self._console = self.directory / "console.log"
         self._read = 0
+        self._calls = 0
         self._process: Daemon | None = None
 
     def start(self, script: Path, *arguments: str) -> None:
@@ -64,7 +65,8 @@ class Machine:
 
     def call(self, *command: str) -> tuple[int, str]:
         """Run one ``stagekit`` command to its end on this machine. Returns its exit code and what it printed."""
-        log = self.directory / f"stagekit-{command[0]}.log"
+        log = self.directory / f"command-{self._calls}.log"
+        self._calls += 1
         with self._daemon(["-c", _STAGEKIT, *command], log) as process:
             code = process.wait()
         return code, log.read_text(errors="replace").rstrip("\n")

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from ..config import StoreConfig
-from ..errors import StagekitError, UsageError
+from ..errors import NotFound, StagekitError, UsageError
 from ..order import State
 from ..progress import Event, Progress, Subscriber, ignore
 from ..publishing import shard
@@ -222,36 +222,32 @@ class _Story:
 
     def _watch(self, number: int, machine: Machine, *, until: Callable[[Machine], bool] | None = None) -> None:
         """Print what the machine prints until its script has ended, or until ``until`` says so while it runs."""
-        task, total = f"machine {number}", EPOCHS * TRAIN
+        task, total, done = f"machine {number}", EPOCHS * TRAIN, 0
+        self._on_event(Progress(task, done, total, unit="samples"))
         while True:
             code = machine.exit_code  # asked first, so that no line of an ended script is missed
             lines = machine.new_lines()
             for line in lines:
-                self._line(number, line)
-            if self._last_epoch is not None and lines:
-                done = int(self._last_epoch[1]) * TRAIN
-                self._on_event(Progress(task, done, total, unit="samples", finished=code is not None))
-            if code == 0 and until is None:
-                return
-            if code is not None:
-                raise StagekitError(
-                    f"the training on machine {number} ended with exit code {code}"
-                    + (" before the machine could be thrown away" if code == 0 else ": " + (lines[-1] if lines else "no output"))
-                )
-            if until is not None and until(machine):
+                epoch = _EPOCH.fullmatch(line)
+                if epoch is None:
+                    self._say(f"machine {number} | {line}", event="line", machine=number, text=line)
+                    continue
+                self._last_epoch = epoch
+                self._say_epoch(number, epoch)
+                done = int(epoch[1]) * TRAIN
+                self._on_event(Progress(task, done, total, unit="samples"))
+            if code is not None and (code != 0 or until is not None):
+                why = "before the machine could be thrown away" if code == 0 else f"saying: {lines[-1] if lines else 'nothing'}"
+                raise StagekitError(f"the training on machine {number} ended with exit code {code} {why}")
+            if code == 0 or (until is not None and until(machine)):
                 self._on_event(Progress(task, done, total, unit="samples", finished=True))
                 return
             time.sleep(POLL_S)
 
-    def _line(self, number: int, line: str) -> None:
-        epoch = _EPOCH.fullmatch(line)
-        if epoch is None:
-            self._say(f"machine {number} | {line}", event="line", machine=number, text=line)
-            return
-        self._last_epoch = epoch
+    def _say_epoch(self, number: int, epoch: re.Match[str]) -> None:
         self._rates.append(int(epoch[4]))
         self._say(
-            f"machine {number} | {line}",
+            f"machine {number} | {epoch[0]}",
             event="epoch",
             machine=number,
             epoch=int(epoch[1]),
@@ -268,7 +264,7 @@ class _Story:
 
         def good() -> bool:
             newest = self._newest()
-            return newest is not None and (newest[0] >= EPOCHS // 3 and newest[1] > 0 or newest[0] >= 2 * EPOCHS // 3)
+            return newest is not None and ((newest[0] >= EPOCHS // 3 and newest[1] > 0) or newest[0] >= 2 * EPOCHS // 3)
 
         if not good():
             return False
@@ -280,10 +276,14 @@ class _Story:
 
     def _newest(self) -> tuple[int, int] | None:
         """The newest checkpoint's epoch (from 0) and the samples taken of it."""
-        checkpoint = Run(self._run_url, store=self._store).latest()
-        if checkpoint is None:
+        try:
+            checkpoint = Run(self._run_url, store=self._store).latest()
+            if checkpoint is None:
+                return None
+            state = self._file(self._run_url, checkpoint, "loader.json")
+        except NotFound:  # a newer one came, and the trainer keeps the last three
             return None
-        position = State.from_dict(json.loads(self._file(self._run_url, checkpoint, "loader.json"))).position
+        position = State.from_dict(json.loads(state)).position
         return position.epoch, sum(taken for _, taken in position.cuts)
 
     def _file(self, run_url: str, checkpoint: Checkpoint, path: str) -> bytes:

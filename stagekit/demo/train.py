@@ -27,7 +27,7 @@ state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
 loader = StreamLoader(f"{data}/train", batch_size=32, seed=0)
 [held_out] = StreamLoader(f"{data}/held-out", batch_size=357, shuffle=False)
-run = stagekit.Run(run_url)
+run = stagekit.Run(run_url, keep_last=3)
 for epoch in run.epochs(12, state={**state, "loader": loader}, every="0.2s"):  # for a training of hours: "10min"
     model.train()
     started, losses = time.perf_counter(), []
