@@ -12,7 +12,7 @@ from .output import Printer
 
 
 @click.command()
-@click.argument("source", type=click.Path())
+@click.argument("source")
 @click.argument("dest")
 @click.option(
     "--shard-size", type=SIZE, default="256MiB", show_default=True, help="Bytes of a shard at most, headers and padding included."
@@ -65,13 +65,14 @@ def command(
 ) -> None:
     """Pack raw data into WebDataset shards, straight into the bucket.
 
-    SOURCE is a folder: files with the same path up to the first dot of their name are one sample. DEST is a URL or a directory; nothing is
-    visible there as a data set before everything is. The same command goes on where it was interrupted, and does nothing when it is done.
+    SOURCE is a folder or a URL: files with the same path up to the first dot of their name are one sample. DEST is a URL or a directory;
+    nothing is visible there as a data set before everything is. The same command goes on where it was interrupted, and does nothing when
+    it is done.
     """
     from ..location import Location
     from ..publishing import outline, publish, refuse_overlap, source_of
 
-    prepared = source_of(source, labels=labels, on_bad=on_bad, on_event=printer.on_event, **folder)
+    prepared = source_of(source, labels=labels, on_bad=on_bad, store=store, on_event=printer.on_event, **folder)
     if dry_run:
         refuse_overlap(prepared.location, Location.parse(dest))
         plan = outline(prepared, shard_size=shard_size, samples_per_shard=samples_per_shard)

@@ -17,11 +17,12 @@ from typing import Literal
 from ..config import StoreConfig
 from ..errors import NotFound, SourceError
 from ..location import Location
+from ..parallel import each
 from ..progress import Progress, Stage, Subscriber, ignore
 from ..shards.index import BuiltShard, FieldTotals, ShardBuilder
 from ..shards.manifest import ShardRecord, blocks_name, index_name
-from ..shards.plan import PlannedShard
-from ..sources.base import Bad, OnBad, Source
+from ..shards.plan import PlannedSample, PlannedShard
+from ..sources.base import Bad, OnBad, Payload, Source
 from ..store import open_store
 from ..store.base import Data, ObjectInfo, Store
 from ..transfer.fetch import fetch_pieces
@@ -119,13 +120,9 @@ class _Work:
         """The shard's bytes, made from the samples that can be read."""
         count = 0
         done = 0
-        for sample in self._job.shard.samples:
-            if sample.key in self._bad:
-                continue
-            try:
-                payload = self._job.source.read(sample)
-            except SourceError as error:
-                self._skip(sample.key, error)
+        for sample, payload in self._read(sample for sample in self._job.shard.samples if sample.key not in self._bad):
+            if isinstance(payload, SourceError):
+                self._skip(sample.key, payload)
                 continue
             try:
                 for piece in builder.sample(sample.key, payload):
@@ -139,6 +136,17 @@ class _Work:
         if not count:
             raise _NothingLeft
         yield from builder.finish()
+
+    def _read(self, samples: Iterator[PlannedSample]) -> Iterator[tuple[PlannedSample, Payload | SourceError]]:
+        source = self._job.source
+
+        def read(sample: PlannedSample) -> tuple[PlannedSample, Payload | SourceError]:
+            try:
+                return sample, source.read(sample)
+            except SourceError as error:
+                return sample, error
+
+        return map(read, samples) if source.readers == 1 else each(read, samples, threads=source.readers)
 
     def _skip(self, key: str, error: SourceError) -> None:
         if self._job.on_bad == "raise":

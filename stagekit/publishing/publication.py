@@ -19,7 +19,9 @@ from ..shards.index import FieldTotals
 from ..shards.manifest import MANIFEST, Manifest, blocks_name, index_name
 from ..shards.plan import Dots, PlannedShard
 from ..sources.base import Bad, OnBad, Source
+from ..sources.files import FileRules
 from ..sources.folder import FolderSource
+from ..sources.prefix import PrefixSource
 from ..store import Where, open_store
 from ..store.base import Store
 from ..units import format_count, format_duration, format_rate, format_size, parse_rate, parse_size
@@ -36,7 +38,7 @@ _BYTES_PER_WORKER = 64 * 2**20  # below this a process takes longer to start tha
 _IN_FLIGHT = 64  # jobs handed to a foreign executor at once; a job holds the plan of its shard
 _LEAVING_S = 5.0  # for the last words to a store that may be gone
 
-RawData = str | os.PathLike[str] | Source
+RawData = str | os.PathLike[str] | Location | Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +132,25 @@ def source_of(
     symlinks: Literal["follow", "skip"] = "follow",
     on_bad: OnBad = "raise",
     allow_mount: bool = False,
+    store: StoreConfig | None = None,
     on_event: Subscriber = ignore,
 ) -> Source:
-    """The source for what a person named: a folder, or a ``Source`` as it is. A folder on a mounted bucket is refused untouched."""
-    if not isinstance(source, str | os.PathLike):
+    """The source for what a person named: a folder, the objects below a URL, or a ``Source`` as it is.
+
+    A folder on a mounted bucket is refused untouched. ``store`` is how to reach a URL.
+    """
+    if isinstance(source, Source):
         if labels or include or exclude or dots != "refuse" or symlinks != "follow":
-            raise UsageError("labels, dots, include, exclude and symlinks are for folders; give them to the source itself")
+            raise UsageError("labels, dots, include, exclude and symlinks are for folders and URLs; give them to the source itself")
         return source
+    rules = FileRules(labels, dots, tuple(include), tuple(exclude), on_bad)
     location = Location.parse(source)
     if not location.is_directory:
-        raise UsageError(f"sharding {location}: only folders on this machine can be sharded; copy the raw data to local disk first")
-    if labels not in (None, "dir"):
-        raise UsageError(f"labels: {labels!r} is neither 'dir' nor None")
+        return PrefixSource(location, rules, store)
     warning = refuse_mount(location.path, "packing the small files of", allow_mount=allow_mount).warning
     if warning:
         on_event(Message(warning, "warning"))
-    return FolderSource(location.path, labels, dots, tuple(include), tuple(exclude), symlinks, on_bad)
+    return FolderSource(location.path, rules, symlinks)
 
 
 def shard(
@@ -193,6 +198,7 @@ def shard(
         symlinks=symlinks,
         on_bad=on_bad,
         allow_mount=allow_mount,
+        store=store,
         on_event=on_event,
     )
     publish(

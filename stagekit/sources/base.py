@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from ..location import Location
 from ..shards.plan import PlannedSample
@@ -45,6 +45,7 @@ class Listing:
     notes: list[str] = field(default_factory=list)
 
 
+@runtime_checkable
 class Source(Protocol):
     """Raw data that becomes samples. It holds settings only and can be pickled, so that worker processes read for themselves."""
 
@@ -55,6 +56,10 @@ class Source(Protocol):
     @property
     def location(self) -> Location | None:
         """Where it lies, so that a destination inside it (or around it) is refused; ``None`` when it lies nowhere."""
+
+    @property
+    def readers(self) -> int:
+        """How many samples are worth reading at the same time: 1 from a disk, more where each one costs a round trip."""
 
     def listing(self) -> Listing:
         """Everything there is, sizes included, without reading payload. The same data gives the same listing.
@@ -67,5 +72,5 @@ class Source(Protocol):
 
         Raises ``SourceError`` naming the file when a field is gone, cannot be read, or has another size than listed. A small sample
         is complete in memory when this returns, so nothing can go wrong behind it; the pieces of a large one are read while they
-        are iterated, and the same error may then come in the middle.
+        are iterated, and the same error may then come in the middle. Called from several threads when ``readers`` is above 1.
         """

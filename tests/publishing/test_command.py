@@ -129,10 +129,6 @@ def test_a_source_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "nowhere: there is no such folder; check the path" in failure(capsys, tmp_path / "nowhere", tmp_path / "out")
 
 
-def test_a_source_that_is_no_folder_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "only folders on this machine" in failure(capsys, "s3://bucket/raw", tmp_path / "out", code=2)
-
-
 def test_duplicate_fields_and_dots(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (small / "a.jpg").write_text("x")
     (small / "a.JPG").write_text("x")

@@ -31,6 +31,7 @@ from stagekit.publishing import Publication, outline, publish, shard, source_of
 from stagekit.publishing.claim import Claim, read_claim
 from stagekit.shards.plan import PlannedField, PlannedSample
 from stagekit.sources.base import Listing, Payload
+from stagekit.sources.files import FileRules
 from stagekit.sources.folder import FolderSource
 from stagekit.store import open_store
 from stagekit.store.base import Data, ObjectInfo, Store
@@ -536,7 +537,7 @@ def test_a_file_that_changes_is_named_and_nothing_is_published(raw: Path, tmp_pa
 
 def test_on_bad_skip_counts_lists_and_goes_on(raw: Path, tmp_path: Path) -> None:
     events: list[Event] = []
-    source = ChangingSource(str(raw), on_bad="skip")
+    source = ChangingSource(str(raw), FileRules(on_bad="skip"))
     done = publish(source, memory(tmp_path, "out"), shard_size=SHARD, workers=1, on_bad="skip", on_event=events.append)
     assert sorted(bad.path for bad in done.bad) == ["class0/0003", "class1/0004", "class2/0005"]
     assert done.manifest.samples == 57
@@ -560,6 +561,7 @@ class LargeThenSpoiled:
 
     name = "a list"
     location = None
+    readers = 1
 
     def listing(self) -> Listing:
         return Listing([PlannedSample(key, (PlannedField("bin", 3_000_000, key),)) for key in ("a", "b", "c")])
@@ -640,10 +642,8 @@ def test_options_that_cannot_be_meant(raw: Path, tmp_path: Path, options: dict[s
 
 
 def test_folder_options_are_refused_for_other_sources(raw: Path) -> None:
-    with pytest.raises(UsageError, match="labels, dots, include, exclude and symlinks are for folders"):
+    with pytest.raises(UsageError, match="labels, dots, include, exclude and symlinks are for folders and URLs"):
         source_of(LargeThenSpoiled(), labels="dir")
-    with pytest.raises(UsageError, match="only folders on this machine"):
-        source_of("s3://bucket/raw")
     with pytest.raises(UsageError, match="labels: 'file'"):
         source_of(raw, labels="file")  # type: ignore[arg-type]  # the mistake that is tested
 

@@ -11,6 +11,7 @@ import pytest
 from stagekit.errors import DuplicateKey, KeyNotAllowed, SourceError, UsageError
 from stagekit.shards.plan import PlannedSample, plan
 from stagekit.sources.base import Listing, Source
+from stagekit.sources.files import FileRules
 from stagekit.sources.folder import FolderSource
 
 
@@ -23,7 +24,8 @@ def write(root: Path, files: dict[str, bytes]) -> Path:
 
 
 def folder(path: Path, **options: object) -> FolderSource:
-    return FolderSource(str(path), **options)  # type: ignore[arg-type]  # options come from test parameters
+    links = {name: options.pop(name) for name in ("symlinks",) if name in options}
+    return FolderSource(str(path), FileRules(**options), **links)  # type: ignore[arg-type]  # options come from test parameters
 
 
 def shape(listing: Listing) -> dict[str, dict[str, int]]:

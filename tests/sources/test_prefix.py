@@ -1,0 +1,141 @@
+"""Objects below a URL as a source: the same listing as the same files in a folder, and races that a folder does not have."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from stagekit.config import StoreConfig
+from stagekit.dataset import Dataset
+from stagekit.errors import Conflict, Denied, NotFound, PublishError, SourceError, Unreachable
+from stagekit.location import Location
+from stagekit.publishing import publish, shard, source_of
+from stagekit.shards.plan import PlannedSample
+from stagekit.sources.files import FileRules
+from stagekit.sources.folder import FolderSource
+from stagekit.sources.prefix import PrefixSource
+from stagekit.store import open_store
+from stagekit.store.base import Store
+from stagekit.store.memory import MemoryStore
+from stagekit.testing.faults import FaultStore
+
+from ..conftest import S3Place
+
+FILES = {
+    "b/x.jpg": b"picture",
+    "b/x.json": b"{}",
+    "a/deep/y.seg.png": b"mask",
+    "a/deep/y.jpg": b"yes",
+    "c/._z.jpg": b"apple",
+    "c/.hidden/z.jpg": b"x",
+    "c/thumbs/z.jpg": b"x",
+    "c/thumbs/more/z.jpg": b"x",
+    "c/z.txt": b"",
+}
+RULES = FileRules(labels="dir", exclude=("thumbs",))
+
+
+def fill(store: Store) -> Store:
+    for key, data in FILES.items():
+        store.put(key, data)
+    return store
+
+
+def content(source: PrefixSource, sample: PlannedSample) -> dict[str, bytes]:
+    return {name: b"".join(map(bytes, pieces)) for name, _, pieces in source.read(sample)}
+
+
+def test_the_listing_is_that_of_the_same_files_in_a_folder(tmp_path: Path) -> None:
+    for key, data in FILES.items():
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(data)
+    source = PrefixSource(fill(MemoryStore("memory://prefix/listing")), RULES)
+    ours, folder = source.listing(), FolderSource(str(tmp_path), RULES).listing()
+    assert ours.samples == folder.samples
+    assert ours.skipped == folder.skipped == {"AppleDouble files": 1, "dot-files": 1, "excluded by a pattern": 1}
+    assert ours.classes == folder.classes == ("a", "b", "c")
+    assert content(source, ours.samples[0]) == {"jpg": b"yes", "seg.png": b"mask", "cls": b"0"}
+
+
+def test_a_source_can_be_pickled() -> None:
+    source = PrefixSource(Location.parse("s3://bucket/raw"), RULES, StoreConfig(profile="mine"))
+    assert pickle.loads(pickle.dumps(source)) == source
+    assert source.name == "s3://bucket/raw"
+
+
+@pytest.mark.parametrize("size", [1000, 20 * 2**20])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda store: store.put("a.bin", bytes(999)), "it shrank from"),
+        (lambda store: store.put("a.bin", bytes(21 * 2**20)), "it grew from"),
+        (lambda store: store.delete("a.bin"), "is gone"),
+    ],
+)
+def test_an_object_that_changed_since_the_listing_is_named(size: int, change: object, words: str) -> None:
+    store = MemoryStore(f"memory://prefix/{size}-{words.replace(' ', '-')}")
+    store.put("a.bin", bytes(size))
+    source = PrefixSource(store)
+    (sample,) = source.listing().samples
+    change(store)  # type: ignore[operator]  # one of the lambdas above
+    with pytest.raises(SourceError, match=rf"memory://prefix/.*/a\.bin: .*{words}.*--on-bad skip"):
+        content(source, sample)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "words"),
+    [
+        (Denied("access denied"), SourceError, "it may not be read"),
+        (NotFound("no such object"), SourceError, "is gone"),
+        (Unreachable("no answer", transient=False), Unreachable, "no answer"),
+    ],
+)
+def test_what_the_store_says(error: Exception, expected: type[Exception], words: str) -> None:
+    """An object that may not be read is the source's fault; a store that does not answer tells nothing about the object."""
+    store = FaultStore(MemoryStore(f"memory://prefix/{words.replace(' ', '-')}"))
+    store.put("a.bin", b"x")
+    source = PrefixSource(store)
+    (sample,) = source.listing().samples
+    store.fail("get", error, "a.bin")
+    with pytest.raises(expected, match=words):
+        content(source, sample)
+
+
+def test_a_large_object_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
+    store = FaultStore(MemoryStore("memory://prefix/replaced"))
+    store.put("a.bin", bytes(20 * 2**20))
+    source = PrefixSource(store)
+    (sample,) = source.listing().samples
+    store.fail("get", Conflict("its etag is another one now"), "a.bin", skip=1)
+    with pytest.raises(SourceError, match="it was replaced while it was read"):
+        content(source, sample)
+
+
+def test_skipping_bad_objects(tmp_path: Path) -> None:
+    raw = FaultStore(fill(MemoryStore("memory://prefix/skip")))
+    raw.fail("get", Denied("access denied"), "b/x.json")
+    out = MemoryStore("memory://prefix/skip-out")
+    done = publish(PrefixSource(raw, FileRules(exclude=("c",), on_bad="skip")), out, on_bad="skip", workers=1)
+    assert [sample["__key__"] for sample in Dataset(out)] == ["a/deep/y"]
+    assert [bad.path for bad in done.bad] == ["b/x"]
+
+
+def test_an_empty_prefix() -> None:
+    with pytest.raises(SourceError, match="memory://prefix/none: there is no file to pack in it"):
+        PrefixSource(Location.parse("memory://prefix/none")).listing()
+
+
+def test_from_a_bucket_into_the_same_bucket(tmp_path: Path, any_s3: S3Place) -> None:
+    fill(open_store(f"{any_s3.url}/raw", any_s3.config))
+    open_store(f"{any_s3.url}/raw", any_s3.config).put("c/large.bin", bytes(9 * 2**20))
+    dataset = shard(f"{any_s3.url}/raw", f"{any_s3.url}/out", labels="dir", exclude=["thumbs"], workers=2, store=any_s3.config)
+    assert [sample["__key__"] for sample in dataset] == ["a/deep/y", "b/x", "c/large", "c/z"]
+    local = tmp_path / "local"
+    for key, data in {**FILES, "c/large.bin": bytes(9 * 2**20)}.items():
+        (local / key).parent.mkdir(parents=True, exist_ok=True)
+        (local / key).write_bytes(data)
+    assert dataset.digest == shard(local, "memory://prefix/local", labels="dir", exclude=["thumbs"]).digest
+    with pytest.raises(PublishError, match="the destination lies inside the source"):
+        publish(source_of(f"{any_s3.url}/raw", store=any_s3.config), f"{any_s3.url}/raw/out", store=any_s3.config)
