@@ -13,13 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import StoreConfig as StoreConfig
+    from .dataset import Dataset as Dataset
+    from .hooks.loop import Run as Run
     from .location import Location as Location
+    from .publishing import ShardWriter as ShardWriter
+    from .publishing import shard as shard
+    from .report import info as info
+    from .report import ls as ls
+    from .staging import pull as pull
+    from .verdict import teardown as teardown
+    from .verification import verify as verify
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Dataset": "dataset",
     "Location": "location",
+    "Run": "hooks.loop",
+    "ShardWriter": "publishing",
     "StoreConfig": "config",
+    "info": "report",
+    "ls": "report",
+    "pull": "staging",
+    "shard": "publishing",
+    "teardown": "verdict",
+    "verify": "verification",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])
