@@ -22,6 +22,7 @@ from .shards.index import Block, BlockTable, FieldTotals
 from .shards.manifest import MANIFEST, Manifest, ShardRecord, blocks_name
 from .store import Where, open_store
 from .store.base import Data, Store
+from .store.routed import RoutedStore
 from .transfer.fetch import Fetcher, Range, fetch_object
 from .units import format_count
 
@@ -44,6 +45,8 @@ class Dataset:
     ``allow_mount``. Raises ``ManifestError`` when there is no manifest; a bucket that is missing, forbidden or unreachable raises the
     store's own error, since that says nothing about the data. A ``Dataset`` can be pickled; it then carries its manifest along.
 
+    Shards that were indexed where they lie (``stagekit index``) are read there, with the same ``store`` settings.
+
     Example::
 
         for sample in stagekit.Dataset("s3://bucket/digits"):
@@ -55,6 +58,7 @@ class Dataset:
         if self.location.is_directory:
             refuse_mount(self.location.local_path, "reading a data set from", allow_mount=allow_mount)
         self.manifest: Manifest = _read_manifest(self.store)
+        self.store = with_shards(self.store, self.manifest, store, allow_mount=allow_mount, on_event=on_event)
         self._tables: dict[int, BlockTable] = {}
         self._lock = threading.Lock()
 
@@ -130,6 +134,11 @@ class Dataset:
         shard = int(np.searchsorted(self._first_blocks, block, side="right")) - 1
         return shard, block - int(self._first_blocks[shard])
 
+    def shard_url(self, shard: int) -> str:
+        """Where the tar of a shard lies."""
+        record = self.manifest.shards[shard]
+        return record.url or str(self.location / record.name)
+
     def table(self, shard: int) -> BlockTable:
         """The block table of a shard, fetched once and compared with the manifest. Raises ``CorruptShard`` when it is damaged."""
         found = self._tables.get(shard)
@@ -157,13 +166,14 @@ class Dataset:
         """The byte range to fetch for a block, with the digest it must have."""
         shard, number = self.place(block)
         entry = self.table(shard).blocks[number]
-        return Range(self.manifest.shards[shard].name, entry.offset, entry.size, entry.digest)
+        record = self.manifest.shards[shard]
+        return Range(record.name, entry.offset, entry.size, entry.digest, url=record.url)
 
     def parse(self, block: int, data: Data) -> list[Sample]:
         """The samples in a block's bytes. Raises ``CorruptShard`` when they are not those that the block table promises."""
         shard, number = self.place(block)
         entry = self.table(shard).blocks[number]
-        name = str(self.location / self.manifest.shards[shard].name)
+        name = self.shard_url(shard)
         try:
             found = list(parse_samples(data, source=name, base=entry.offset))
         except CorruptShard as error:
@@ -177,13 +187,38 @@ class Dataset:
         shard, number = self.place(block)
         record = self.manifest.shards[shard]
         first = sum(record.block_samples[:number])
-        where = f"block {number} of {len(record.block_samples)} of {self.location / record.name}"
+        where = f"block {number} of {len(record.block_samples)} of {self.shard_url(shard)}"
         held = f"samples {first} to {first + record.block_samples[number] - 1} of the shard"
         table = self._tables.get(shard)
         if table is not None:
             entry = table.blocks[number]
             held += f", {entry.size} bytes at offset {entry.offset}"
         return CorruptShard(f"{where} ({held}) cannot be read: {error}")
+
+
+_ON_THIS_MACHINE = frozenset({"file", "local", "memory"})
+
+
+def with_shards(
+    store: Store, manifest: Manifest, config: StoreConfig | None = None, *, allow_mount: bool = False, on_event: Subscriber = ignore
+) -> Store:
+    """``store``, or one in which the shards that lie elsewhere can be read under their names as well, opened with ``config``.
+
+    Raises ``ManifestError`` where a data set in a bucket names a path on the machine that made it, which means something else on every
+    other one, and ``MountRefused`` like ``Dataset``.
+    """
+    elsewhere = {record.name: Location.parse(record.url) for record in manifest.shards if record.url is not None}
+    if not elsewhere:
+        return store
+    for name, location in elsewhere.items():
+        if location.scheme in _ON_THIS_MACHINE and store.location.scheme not in _ON_THIS_MACHINE:
+            raise ManifestError(
+                f"the manifest of {store.location} says that {name} lies at {location}, a path on some machine; "
+                "copy the tars to a bucket and index them there with `stagekit index`"
+            )
+    for folder in sorted({str(location.parent) for location in elsewhere.values() if location.is_directory}):
+        refuse_mount(folder, "reading shards from", allow_mount=allow_mount)
+    return RoutedStore(store, elsewhere, config, on_event=on_event)
 
 
 def _read_manifest(store: Store) -> Manifest:

@@ -10,10 +10,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import KeyNotAllowed, ManifestError
+from ..errors import KeyNotAllowed, LocationError, ManifestError
+from ..location import Location
 from .archive import END, RECORD, Data
 from .index import BuiltShard, FieldTotals
 from .sample import check_field
@@ -48,7 +49,11 @@ def blocks_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A shard as its manifest knows it. Digests are lower-case hexadecimal; ``block_samples`` counts the samples of each block."""
+    """A shard as its manifest knows it. Digests are lower-case hexadecimal; ``block_samples`` counts the samples of each block.
+
+    ``url`` is where the tar lies when it is not below the data set: one that was indexed where it was. Side files always lie below the
+    data set, under ``name``.
+    """
 
     name: str
     bytes: int
@@ -57,10 +62,11 @@ class ShardRecord:
     idx_sha256: str
     blocks_sha256: str
     block_samples: tuple[int, ...]
+    url: str | None = None
 
     @classmethod
-    def of(cls, name: str, built: BuiltShard) -> ShardRecord:
-        """The record of a shard that was built under ``name``."""
+    def of(cls, name: str, built: BuiltShard, *, url: str | None = None) -> ShardRecord:
+        """The record of a shard that was built under ``name``, or lies at ``url``."""
         return cls(
             name,
             built.bytes,
@@ -69,6 +75,7 @@ class ShardRecord:
             hashlib.sha256(built.index).hexdigest(),
             hashlib.sha256(built.table.to_bytes()).hexdigest(),
             built.table.block_samples,
+            url,
         )
 
 
@@ -122,6 +129,7 @@ class Manifest:
                         "name": shard.name,
                         "samples": shard.samples,
                         "sha256": shard.sha256,
+                        **({} if shard.url is None else {"url": shard.url}),
                     }
                     for shard in self.shards
                 ],
@@ -130,6 +138,10 @@ class Manifest:
         )
         checksum = hashlib.sha256(blank).hexdigest()
         return blank.replace(f'"checksum":"{_BLANK_CHECKSUM}"'.encode(), f'"checksum":"{checksum}"'.encode(), 1)
+
+    def gathered(self) -> Manifest:
+        """The same data set with all its shards below it: what a copy of it has, whose digest is the same."""
+        return Manifest(tuple(replace(shard, url=None) for shard in self.shards), self.fields, self.largest_block)
 
     @classmethod
     def from_bytes(cls, data: Data, *, source: str) -> Manifest:
@@ -151,7 +163,9 @@ def wids_json(manifest: Manifest) -> bytes:
             "__kind__": "wids-shard-index-v1",
             # wids keeps its cache under this name, so it must not be shared by two data sets.
             "name": f"stagekit-{manifest.digest[:16]}",
-            "shardlist": [{"filesize": shard.bytes, "nsamples": shard.samples, "url": shard.name} for shard in manifest.shards],
+            "shardlist": [
+                {"filesize": shard.bytes, "nsamples": shard.samples, "url": shard.url or shard.name} for shard in manifest.shards
+            ],
             "wids_version": 1,
         }
     )
@@ -217,17 +231,33 @@ def _check_parts(manifest: Manifest) -> None:
     )
 
 
+def is_shard_name(name: str) -> bool:
+    """Whether a shard may be called ``name`` below its data set: relative, printable, without ``..`` and backslashes, ending in ``.tar``."""
+    return (
+        _NAME.fullmatch(name) is not None
+        and name.endswith(".tar")
+        and not any(part in ("", ".", "..", ".tar") for part in name.split("/"))
+        and name.isprintable()
+    )
+
+
+def is_shard_url(url: str) -> bool:
+    """Whether a manifest may say that a shard lies at ``url``: one spelling of an absolute location, whose path would be a name."""
+    try:
+        location = Location.parse(url)
+    except LocationError:
+        return False
+    return str(location) == url and is_shard_name(location.path.lstrip("/"))
+
+
 def _check_shard(shard: ShardRecord, number: int) -> None:
     what = f"shard {number}"
     name = shard.name
     _need(isinstance(name, str), f"{what} has a name that is no text")
-    _need(
-        _NAME.fullmatch(name) is not None
-        and name.endswith(".tar")
-        and not any(part in ("", ".", "..", ".tar") for part in name.split("/"))
-        and name.isprintable(),
-        f"{what} is called {name!r}; a name is relative, without '..', and ends in .tar",
-    )
+    _need(is_shard_name(name), f"{what} is called {name!r}; a name is relative, without '..', and ends in .tar")
+    if shard.url is not None:
+        _need(isinstance(shard.url, str), f"{what} has a URL that is no text")
+        _need(is_shard_url(shard.url), f"{what} lies at {shard.url!r}; a URL is absolute, without '..', and ends in .tar")
     _count(shard.bytes, f"bytes of {what}")
     _count(shard.samples, f"samples of {what}")
     for label in ("sha256", "idx_sha256", "blocks_sha256"):
@@ -260,10 +290,10 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _object(value: object, keys: frozenset[str], what: str) -> dict[str, Any]:
+def _object(value: object, keys: frozenset[str], what: str, optional: frozenset[str] = frozenset()) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _Defect(f"{what} is not an object")
-    missing, unknown = sorted(keys - value.keys()), sorted(value.keys() - keys)
+    missing, unknown = sorted(keys - value.keys()), sorted(value.keys() - keys - optional)
     _need(not missing, f"{what} lacks {', '.join(map(repr, missing))}")
     _need(not unknown, f"{what} has {', '.join(map(repr, unknown))}, which version {VERSION} does not know")
     return value
@@ -271,6 +301,7 @@ def _object(value: object, keys: frozenset[str], what: str) -> dict[str, Any]:
 
 _TOP = frozenset({"bytes", "checksum", "digest", "fields", "format", "largest_block", "samples", "shards", "version"})
 _SHARD = frozenset({"block_samples", "blocks_sha256", "bytes", "idx_sha256", "name", "samples", "sha256"})
+_SHARD_OPTIONAL = frozenset({"url"})
 _FIELD = frozenset({"bytes", "samples"})
 
 
@@ -313,8 +344,10 @@ def _parse(raw: bytes, source: str) -> Manifest:
 
 
 def _shard(entry: object, number: int) -> ShardRecord:
-    found = _object(entry, _SHARD, f"shard {number}")
+    found = _object(entry, _SHARD, f"shard {number}", _SHARD_OPTIONAL)
     _need(isinstance(found["block_samples"], list), f"block_samples of shard {number} is not a list")
+    # An ordinary shard has no such key: one manifest, one spelling.
+    _need(found.get("url", "") is not None, f"the URL of shard {number} is null")
     return ShardRecord(**{**found, "block_samples": tuple(found["block_samples"])})
 
 

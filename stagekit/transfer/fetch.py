@@ -29,13 +29,17 @@ _JOIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """``length`` bytes of an object from ``start``, with the xxh3-128 they must have (``None``: not known)."""
+    """``length`` bytes of an object from ``start``, with the xxh3-128 they must have (``None``: not known).
+
+    ``url`` is what messages call the object where the store keeps it elsewhere (``store.routed``).
+    """
 
     key: str
     start: int
     length: int
     digest: bytes | None = None
     if_match: str | None = None
+    url: str | None = None
 
 
 def fetch(store: Store, wanted: Range) -> Data:
@@ -53,7 +57,7 @@ def fetch(store: Store, wanted: Range) -> Data:
         return data
     again = "again" if second == first else f"{second.hex()} when fetched again"
     raise CorruptShard(
-        f"{store.location / wanted.key}: {wanted.length} bytes at offset {wanted.start} should have xxh3-128 {wanted.digest.hex()}, found "
+        f"{wanted.url or store.location / wanted.key}: {wanted.length} bytes at offset {wanted.start} should have xxh3-128 {wanted.digest.hex()}, found "
         f"{first.hex()}, {again}; check the data set with `stagekit verify --deep`, and shard that part anew"
     )
 
