@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,6 +30,7 @@ from .destination import Found, commit, confirm_objects, enter, holds_another, l
 from .job import ShardJob, ShardOutcome, publish_shard
 from .outline import Outline, counted, outline
 from .workers import WorkerProcesses
+from .writer import ShardWriter
 
 if TYPE_CHECKING:
     from ..dataset import Dataset
@@ -154,7 +155,7 @@ def source_of(
 
 
 def shard(
-    source: RawData,
+    source: RawData | Iterable[Mapping[str, Any]],
     dest: Where,
     *,
     shard_size: str | int = "256MiB",
@@ -175,6 +176,9 @@ def shard(
 ) -> Dataset:
     """Pack ``source`` into WebDataset shards at ``dest`` and return the data set.
 
+    ``source`` is a folder, a URL below which the raw files lie, a ``Source``, or any iterable of samples as ``ShardWriter.write`` takes
+    them (its docstring then holds: a stream cannot be continued, so a rerun starts afresh).
+
     The data set is there completely or not at all: its manifest is written last. After an error, Ctrl-C or a crash nothing is published,
     finished shards stay, and the same call continues with what is missing; the result is byte-identical to an undisturbed run, whatever
     the number of workers. Called again on an unchanged source it sends nothing; on a changed one it raises ``PublishError``.
@@ -189,6 +193,30 @@ def shard(
     """
     from ..dataset import Dataset
 
+    if not isinstance(source, str | os.PathLike | Location | Source):
+        others = [
+            labels,
+            include,
+            exclude,
+            workers,
+            executor,
+            limit_rate,
+            dots != "refuse",
+            symlinks != "follow",
+            on_bad != "raise",
+            allow_mount,
+        ]
+        if any(others):
+            raise UsageError(
+                "samples from a program are written in their order by this process: besides source and dest only shard_size, "
+                "samples_per_shard, takeover, store and on_event mean something for them"
+            )
+        with ShardWriter(
+            dest, shard_size=shard_size, samples_per_shard=samples_per_shard, takeover=takeover, store=store, on_event=on_event
+        ) as writer:
+            for sample in source:
+                writer.write(sample)
+        return writer.dataset
     prepared = source_of(
         source,
         labels=labels,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from stagekit.dataset import Dataset
 from stagekit.errors import DuplicateKey, KeyNotAllowed, ManifestError, OutOfSpace, PublishError, ShardError, Unreachable, UsageError
 from stagekit.progress import Event, Progress, Stage
-from stagekit.publishing import ShardWriter, publish, source_of
+from stagekit.publishing import ShardWriter, publish, shard, source_of
 from stagekit.publishing.claim import Claim, read_claim
 from stagekit.store.directory import DirectoryStore
 from stagekit.store.memory import MemoryStore
@@ -253,3 +254,27 @@ def test_events() -> None:
     assert progress[0].note == "1 sample"
     assert progress[-1].finished
     assert progress[-1].note == "3 samples"
+
+
+def test_shard_takes_an_iterable_of_samples() -> None:
+    dataset = shard((sample(number) for number in range(10)), MemoryStore("memory://writer/iterable"), samples_per_shard=4)
+    assert [one["__key__"] for one in dataset] == [f"k{number:03d}" for number in range(10)]
+    assert len(dataset.shards) == 3
+
+
+def test_an_iterable_that_raises_publishes_nothing() -> None:
+    store = MemoryStore("memory://writer/raising")
+
+    def samples() -> Iterator[dict[str, Any]]:
+        yield sample(1)
+        raise LookupError("the source is broken")
+
+    with pytest.raises(LookupError, match="the source is broken"):
+        shard(samples(), store)
+    assert tree(store) == {}
+
+
+@pytest.mark.parametrize("option", [{"workers": 2}, {"labels": "dir"}, {"on_bad": "skip"}, {"limit_rate": "1MB/s"}, {"dots": "field"}])
+def test_options_that_an_iterable_has_no_use_for(option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="samples from a program are written in their order by this process"):
+        shard([sample(1)], "memory://writer/unused", **option)
