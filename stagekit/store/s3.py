@@ -262,7 +262,8 @@ class S3Store:
             etag = self._etag("reading", key, answer)
             if if_match is not None and etag != if_match:  # a server that ignores conditions
                 raise self._replaced(key, if_match)
-            skip, size = self._extent(key, answer, start, length)
+            read, size = self._extent(key, answer, start, length)
+            skip = read
             data = bytearray()
             try:
                 while skip:
@@ -282,12 +283,11 @@ class S3Store:
                 if isinstance(found, StoreError):
                     found.received, found.etag = bytes(data), etag
                 raise found from error
-            finished = True
+            finished = read + size == answer["ContentLength"]
             return data
         finally:
-            if not finished or answer["ResponseMetadata"]["HTTPStatusCode"] == 200:
-                # Bytes nobody reads may be left in it, so the connection cannot be used again.
-                body.close()
+            if not finished:
+                body.close()  # bytes that nobody reads are left in it, so the connection cannot be used again
 
     def _extent(self, key: str, answer: Any, start: int, length: int | None) -> tuple[int, int]:
         """Bytes of the body to skip and then to read. Answers are 206, 200 with the range, or the whole object."""
