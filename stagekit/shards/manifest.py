@@ -232,7 +232,7 @@ def _check_parts(manifest: Manifest) -> None:
 
 
 def is_shard_name(name: str) -> bool:
-    """Whether a shard may be called ``name`` below its data set: relative, printable, without ``..`` and backslashes, ending in ``.tar``."""
+    """Whether a shard may be called ``name`` below its data set: relative, printable, no ``..``, no backslash, ending in ``.tar``."""
     return (
         _NAME.fullmatch(name) is not None
         and name.endswith(".tar")

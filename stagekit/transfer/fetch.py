@@ -57,8 +57,8 @@ def fetch(store: Store, wanted: Range) -> Data:
         return data
     again = "again" if second == first else f"{second.hex()} when fetched again"
     raise CorruptShard(
-        f"{wanted.url or store.location / wanted.key}: {wanted.length} bytes at offset {wanted.start} should have xxh3-128 {wanted.digest.hex()}, found "
-        f"{first.hex()}, {again}; check the data set with `stagekit verify --deep`, and shard that part anew"
+        f"{wanted.url or store.location / wanted.key}: {wanted.length} bytes at offset {wanted.start} should have xxh3-128 "
+        f"{wanted.digest.hex()}, found {first.hex()}, {again}; check the data set with `stagekit verify --deep`, and shard that part anew"
     )
 
 
