@@ -57,7 +57,7 @@ def _look(store: Store, state: RunState, clock: Callable[[], float]) -> None:
     names = sorted(catalog.attempts(store), reverse=True)
     if not names and not _exists(store, RUN_JSON):
         what = "there is no run at this URL, so nothing of it is in the bucket"
-        state.findings.append(Finding("CANNOT TELL", "run", what, state.url, fix=f"check the URL: stagekit ls {_parent(state.url)}"))
+        state.findings.append(Finding("CANNOT TELL", "run", what, state.url, fix=_check_url(state.url)))
         return
     listed = {info.key: info.size for info in store.list(CHECKPOINTS)}
     found = list(zip(names, each(lambda name: _read(store, name), names, threads=_THREADS), strict=True))
@@ -196,5 +196,6 @@ def _remedy(error: StagekitError, url: str) -> str:
     return f"stagekit ls {url}"
 
 
-def _parent(url: str) -> str:
-    return url.rpartition("/")[0] if url.count("/") > 3 else url
+def _check_url(url: str) -> str:
+    parent = url.rpartition("/")[0] if url.count("/") > 3 else url
+    return f"check the URL: stagekit ls {parent}; if the run was removed on purpose, name those that count: stagekit teardown --run RUN"

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..config import StoreConfig, home_directory
 from ..errors import StagekitError
 from ..mounts import judge
-from ..runs import KnownRun, known_runs
+from ..runs import KnownRun, known_runs, parse_reference
 from ..runs.spool import default_dir
 from ..store import Where, open_store
 from ..store.base import Store
@@ -68,13 +68,14 @@ def find_scope(
     findings: list[Finding] = []
     recorded: list[KnownRun] = []
     try:
-        recorded = known_runs(home)
+        # What was in another process's memory is gone, whatever becomes of this server.
+        recorded = [known for known in known_runs(home) if not known.url.startswith("memory://")]
     except (StagekitError, OSError) as error:
         fix = "name the runs and directories: stagekit teardown --run RUN --watch DIR"
         what = f"this machine's records cannot be read: {error}"
         findings.append(Finding("CANNOT TELL", "records", what, str(home or home_directory()), fix=fix))
     by_url = {known.url: known for known in recorded}
-    named = [_named(where, by_url, store) for where in runs]
+    named = list({target.url: target for target in (_named(where, by_url, store) for where in runs)}.values())
     targets = named or [Target(known.url, known.url, store or known.store) for known in recorded]
     explicit = [Path(os.path.abspath(os.path.expanduser(os.fspath(path)))) for path in watch]
     roots = explicit or [path for target in targets if target.url in by_url for path in by_url[target.url].watched if _is_there(path)]
@@ -93,7 +94,7 @@ def _is_there(path: Path) -> bool:
 
 def _named(where: Where, by_url: dict[str, KnownRun], store: StoreConfig | None) -> Target:
     # Opening does no I/O; it gives one spelling to "s3://bucket/run/" and "s3://bucket/run".
-    url = str(open_store(where).location)
+    url = str(open_store(parse_reference(where)[0] if isinstance(where, str) else where).location)
     known = by_url.get(url)
     return Target(url, where if not isinstance(where, str) else url, store or (known.store if known else None))
 

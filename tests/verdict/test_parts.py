@@ -11,6 +11,7 @@ import pytest
 
 from stagekit.errors import Denied, InvalidReply, Throttled, UploadFailed
 from stagekit.progress import Event, Progress
+from stagekit.runs.home import remember
 from stagekit.runs.lease import Lease, Process
 from stagekit.runs.spool import Entry
 from stagekit.store.memory import MemoryStore
@@ -267,7 +268,13 @@ def test_a_directory_inside_another_is_looked_at_once(tmp_path: Path) -> None:
 
 
 def test_a_run_is_the_same_with_and_without_a_slash(url: str) -> None:
-    assert find_scope(runs=[url + "/"]).scope.runs == (url,)
+    assert find_scope(runs=[url + "/", f"{url}@1200"]).scope.runs == (url,)
+
+
+def test_a_run_in_another_processs_memory_is_not_in_the_default_scope(url: str, tmp_path: Path) -> None:
+    remember(url, None, tmp_path / "spool", [tmp_path])
+    assert find_scope().scope.runs == ()
+    assert find_scope(runs=[url]).scope.runs == (url,)
 
 
 # ---------------------------------------------------------------------------------------------------------------------- finishing
