@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ class Stop(Exception):
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest) -> FaultStore:
-    return FaultStore(MemoryStore(f"memory://loop-{id(request)}/run"))
+def store() -> FaultStore:
+    return FaultStore(MemoryStore(f"memory://{uuid.uuid4().hex}/run"))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def events() -> Events:
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest) -> FaultStore:
-    return FaultStore(MemoryStore(f"memory://{request.node.name[:40]}-{id(request)}/run"))
+def store() -> FaultStore:
+    return FaultStore(MemoryStore(f"memory://{uuid.uuid4().hex}/run"))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 
 import pytest
@@ -71,10 +72,8 @@ def test_not_seeing_is_never_nobody(store: FaultStore) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda store: store, NoConditions], ids=["conditional", "unconditional"])
-def test_of_many_at_once_one_is_left_and_no_two_share_a_name(
-    wrap: Callable[[MemoryStore], MemoryStore], request: pytest.FixtureRequest
-) -> None:
-    store = wrap(MemoryStore(f"memory://{id(request)}-race/run"))
+def test_of_many_at_once_one_is_left_and_no_two_share_a_name(wrap: Callable[[MemoryStore], MemoryStore]) -> None:
+    store = wrap(MemoryStore(f"memory://{uuid.uuid4().hex}/run"))
     barrier = threading.Barrier(8)
     taken: list[Lease] = []
 
