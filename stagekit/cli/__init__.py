@@ -76,7 +76,7 @@ def stagekit() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors that a person can act on are one line, never a traceback."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     as_json = "--json" in own
     try:
