@@ -96,7 +96,7 @@ from stagekit.torch import StreamLoader
 class Slow(WrappedStore):
     def get(self, key, start=0, length=None, *, if_match=None):
         if key.endswith(".tar") and start:
-            print("stalled", flush=True)
+            os.write(1, b"stalled\\n")
             time.sleep(3600)
         return super().get(key, start, length, if_match=if_match)
 
@@ -111,13 +111,15 @@ def test_a_signal_ends_a_process_that_waits_for_data(tmp_path: Path, sent: signa
     """Every fetch thread hangs in a read for an hour; the process goes nevertheless, and soon."""
     data = tmp_path / "digits"
     build(DirectoryStore(data), numbered(20, field="cls"))
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _TRAINING, str(data)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "stalled\n"
-    process.send_signal(sent)
-    out, err = process.communicate(timeout=20)
+    command = [sys.executable, "-W", "ignore", "-c", _TRAINING, str(data)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "stalled\n"
+            process.send_signal(sent)
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert process.returncode == status, (out, err)
     assert sent is not signal.SIGINT or "KeyboardInterrupt" in err
 
