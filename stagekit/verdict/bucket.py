@@ -170,18 +170,14 @@ def _lease(store: Store, state: RunState, now_s: float) -> None:
     here = lease.Process.current()
     if held.process == here or held.process.is_dead():
         return
-    same = (held.process.host, held.process.boot_id) == (here.host, here.boot_id)
-    if same:
-        state.findings.append(
-            Finding(
-                "NO",
-                "writer",
-                f"{held.process} is training and writes to this run",
-                state.url,
-                age_s=now_s - held.time_s,
-                fix=f"wait until it ends, or stop it: kill {held.process.pid}",
-            )
-        )
+    age_s = now_s - held.time_s
+    if (held.process.host, held.process.boot_id, held.process.pid_namespace) == (here.host, here.boot_id, here.pid_namespace):
+        what, fix = f"{held.process} is training and writes to this run", f"wait until it ends, or stop it: kill {held.process.pid}"
+        state.findings.append(Finding("NO", "writer", what, state.url, age_s=age_s, fix=fix))
+    elif here.boot_id and held.process.boot_id == here.boot_id:
+        what = f"{held.process} wrote to this run last, in another container of this machine, and whether it still does cannot be seen"
+        fix = "look in that container, or end it; a training that ends by itself says so in the bucket"
+        state.findings.append(Finding("CANNOT TELL", "writer", what, state.url, age_s=age_s, fix=fix))
     else:
         state.findings.append(Finding("note", "writer", f"the run belongs to {held.process} now, which is another machine", state.url))
 

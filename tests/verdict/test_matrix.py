@@ -206,6 +206,12 @@ def another_machine(machine: Machine) -> None:
     machine.store.put(lease.key, lease.to_bytes())
 
 
+def another_container(machine: Machine) -> None:
+    process = Process("container-7f3a", Process.current().boot_id, "pid:[1]", 77, "1")
+    lease = Lease(9, "0123abcd", process, 1_700_000_000.0)
+    machine.store.put(lease.key, lease.to_bytes())
+
+
 def a_missing_object(machine: Machine) -> None:
     machine.store.delete(machine.newest().file_key("model.bin"))
     shutil.rmtree(machine.out / "checkpoint-200")
@@ -311,6 +317,7 @@ MATRIX = {
     "training": Row(training, 3, "writer", "is training and writes to this run", "kill "),
     "a writer without a run": Row(a_writer_without_a_run, 3, "process", "train.log open for writing", "kill "),
     "another machine": Row(another_machine, 0, "writer", "process 77 on other-server now, which is another machine"),
+    "another container": Row(another_container, 4, "writer", "in another container of this machine", "look in that container"),
     "a missing object": Row(a_missing_object, 3, "damaged", "step 200 is not whole in the bucket: model.bin missing", "stagekit verify"),
     "a cut object": Row(a_cut_object, 3, "damaged", "model.bin missing or of another size", "stagekit verify"),
     "an older checkpoint damaged": Row(an_older_checkpoint_damaged, 0, "damaged", "step 100 is not whole", "stagekit verify"),
