@@ -39,8 +39,14 @@ def parse_duration(text: str | float, *, name: str = "duration") -> float:
 
 
 def parse_rate(text: str | float, *, name: str = "rate") -> float:
-    """Bytes per second from ``"20MB/s"``, ``"40Mbit/s"`` or a number of bytes per second. Raises ``UsageError`` naming ``name``."""
-    stripped = str(text).strip().removesuffix("/s").removesuffix("ps").strip()
+    """Bytes per second from ``"20MB/s"``, ``"40Mbit/s"``, ``"40Mbps"`` or a number of bytes per second.
+
+    Raises ``UsageError`` naming ``name``.
+    """
+    stripped = str(text).strip()
+    if stripped.endswith("bps"):  # a small b is a bit, as links are sold; MBps are bytes
+        stripped = stripped.removesuffix("bps") + "bit"
+    stripped = stripped.removesuffix("/s").removesuffix("ps").strip()
     bits = re.fullmatch(r"(.*?)bit", stripped, re.IGNORECASE)
     if bits:
         return _parse(bits.group(1) + "B", _SIZE_UNITS, name, "a rate such as 20MB/s or 40Mbit/s") / 8

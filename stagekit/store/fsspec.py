@@ -72,7 +72,7 @@ class FsspecStore:
                     system.makedirs(system._parent(path), exist_ok=True)
                 system.pipe_file(target, bytes(data))
                 if target != path:
-                    system.mv(target, path)
+                    _move(system, target, path)
             except BaseException:
                 self._discard(target, path)
                 raise
@@ -415,7 +415,7 @@ class _FsspecMultipart:
                     system = self._store._open()
                     self._file.close()
                     if self._target != self._path:
-                        system.mv(self._target, self._path)
+                        _move(system, self._target, self._path)
                     else:
                         self._file.commit()
                 self._info = ObjectInfo(self._key, size)
@@ -455,11 +455,21 @@ def _implementation(scheme: str) -> Any:
         raise MissingExtra(f"{scheme}:// needs a package that is not installed. Install it with: pip install {package}") from error
 
 
+def _move(system: Any, source: str, target: str) -> None:
+    from fsspec.spec import AbstractFileSystem
+
+    if type(system).mv is AbstractFileSystem.mv:  # the general one takes "?" and "*" in a name for patterns
+        system.cp_file(source, target)
+        system.rm_file(source)
+    else:
+        system.mv(source, target)
+
+
 def _etag(found: dict[str, Any], size: int) -> str | None:
     for name in ("ETag", "etag", "md5Hash", "content_md5"):
         if found.get(name):
             return str(found[name]).strip('"')
-    changed = next((found[name] for name in ("mtime", "LastModified", "updated", "last_modified", "created") if found.get(name)), None)
+    changed = _modified(found) or found.get("updated") or found.get("last_commit")
     return None if changed is None else hashlib.sha256(f"{size} {changed}".encode()).hexdigest()[:32]
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import os
+import hashlib
 import uuid
 
 import pytest
@@ -32,10 +32,5 @@ def test_etags_are_those_of_s3() -> None:
     assert store.put("a", b"hello").etag == "5d41402abc4b2a76b9719d911017c592"
     with store.multipart("b", part_size=5) as upload:
         upload.put_part(0, b"hello")
-    assert upload.info.etag == "9f26a8c69b6e4e5ea0fc7ee9a8d4a3f6-1" or upload.info.etag.endswith("-1")
-
-
-def test_a_fork_keeps_what_was_there() -> None:
-    store = MemoryStore(f"memory://{uuid.uuid4().hex}")
-    store.put("a", b"1")
-    assert os.getpid()
+    part = hashlib.md5(b"hello", usedforsecurity=False).digest()
+    assert upload.info.etag == f"{hashlib.md5(part, usedforsecurity=False).hexdigest()}-1"
