@@ -24,7 +24,6 @@ from typing import Literal
 
 from ..errors import Conflict, NotFound, PublishError
 from ..store.base import Store
-from ..transfer.put import put_object
 
 CLAIM = ".claim.json"
 
@@ -90,21 +89,24 @@ def read_claim(store: Store) -> Claim | None:
 
 
 def take_claim(store: Store, plan: str) -> bool:
-    """Write this process's claim where there is none. Returns false when another one came first; read it then."""
+    """Write this process's claim where there is none. Returns false when another one came first; read it then.
+
+    Claims are not written as verified uploads: a run of the same plan may put its own in the place of one that was just written.
+    """
     mine = Claim.mine(plan)
     if store.conditional_create():
         try:
-            put_object(store, CLAIM, mine.to_bytes(), if_absent=True)
+            store.put(CLAIM, mine.to_bytes(), if_absent=True)
         except Conflict:
             return read_claim(store) == mine  # a repeated request finds its own first try
         return True
-    put_object(store, CLAIM, mine.to_bytes())
+    store.put(CLAIM, mine.to_bytes())
     return read_claim(store) == mine
 
 
 def replace_claim(store: Store, plan: str) -> None:
     """Put this process's claim in the place of one that may be replaced: the same plan's, or a dead one's."""
-    put_object(store, CLAIM, Claim.mine(plan).to_bytes())
+    store.put(CLAIM, Claim.mine(plan).to_bytes())
 
 
 def confirm_claim(store: Store, plan: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,12 +14,14 @@ from ..errors import Conflict, NotFound, PublishError, StoreError
 from ..location import Location
 from ..shards.manifest import MANIFEST, WIDS, Manifest, wids_json
 from ..store.base import ObjectInfo, Store
-from ..transfer.put import put_object
+from ..transfer.fetch import fetch_pieces
+from ..transfer.put import Stored, put_object
 from .claim import CLAIM, Claim, confirm_claim, read_claim, release_claim, replace_claim, take_claim
 from .outline import counted
 
 CLASSES = "classes.json"
 _SHARD_OBJECT = re.compile(r"shards/[0-9]{6,}\.(tar|tar\.idx|blocks)")
+_READ_BACKS = 3
 _SIDE_FILES = frozenset({WIDS, CLASSES})
 
 
@@ -151,31 +154,46 @@ def drop_open_uploads(store: Store) -> None:
             store.abort_upload(upload)
 
 
-def confirm_objects(store: Store, expected: Iterable[ObjectInfo]) -> None:
+def confirm_objects(store: Store, expected: Iterable[Stored]) -> None:
     """Raise ``PublishError`` unless the store holds exactly what was sent: another run may have replaced a shard meanwhile.
 
-    One listing answers for all; whatever it does not confirm is asked for by itself, since listings may lag.
+    One listing answers for all; whatever it does not confirm is asked for by itself, since listings may lag. An object that was replaced
+    is read back: a run of the same plan replaces by the same bytes.
     """
     listed = {info.key: info for info in store.list("shards/")}
     for wanted in expected:
         if _agrees(wanted, listed.get(wanted.key)):
             continue
         try:
-            now = store.head(wanted.key)
+            same = _agrees(wanted, store.head(wanted.key)) or stored_sha256(store, wanted.key) == wanted.sha256
         except NotFound:
-            now = None
-        if not _agrees(wanted, now):
-            state = "is gone" if now is None else "was replaced by something else"
+            same = False
+        if not same:
             raise PublishError(
-                f"publishing {store.location}: {wanted.key} {state} after it was stored, so another run or person writes here too; "
+                f"publishing to {store.location}: {wanted.key} is not what was stored there, so another run or person writes here too; "
                 "nothing was published. Stop the other one and run the same command again"
             )
 
 
-def _agrees(wanted: ObjectInfo, now: ObjectInfo | None) -> bool:
+def _agrees(wanted: Stored, now: ObjectInfo | None) -> bool:
     if now is None or now.size != wanted.size:
         return False
     return wanted.etag is None or now.etag is None or wanted.etag == now.etag
+
+
+def stored_sha256(store: Store, key: str) -> str:
+    """The sha-256 of what the store holds, all of it read back."""
+    for attempt in range(_READ_BACKS):
+        found = hashlib.sha256()
+        try:
+            for piece in fetch_pieces(store, key):
+                found.update(piece)
+        except Conflict:  # replaced while it was read
+            if attempt + 1 == _READ_BACKS:
+                raise
+            continue
+        break
+    return found.hexdigest()
 
 
 def commit(store: Store, manifest: Manifest, classes: tuple[str, ...]) -> None:

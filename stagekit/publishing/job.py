@@ -25,8 +25,8 @@ from ..shards.plan import PlannedSample, PlannedShard
 from ..sources.base import Bad, OnBad, Payload, Source
 from ..store import open_store
 from ..store.base import Data, ObjectInfo, Store
-from ..transfer.fetch import fetch_pieces
-from ..transfer.put import object_writer, part_size_for, put_object
+from ..transfer.put import Stored, object_writer, part_size_for, put_object
+from .destination import stored_sha256
 from .pace import Pace
 
 _THREADS = 4
@@ -66,7 +66,7 @@ class ShardOutcome:
     kept: bool = False
     sent_bytes: int = 0
     bad: tuple[Bad, ...] = ()
-    objects: tuple[ObjectInfo, ...] = ()
+    objects: tuple[Stored, ...] = ()
 
 
 def publish_shard(job: ShardJob, *, on_event: Subscriber = ignore) -> ShardOutcome:
@@ -177,7 +177,7 @@ class _Work:
         same = built.table.to_bytes() == table and built.bytes == info.size
         if same and digests is not None and not digests.matches(info):
             # An etag may look like an MD5 and be none (server-side encryption), so it can only acquit.
-            same = self._stored_sha256(info.size) == built.sha256
+            same = stored_sha256(store, name) == built.sha256
         if not same:
             # First the commit, then what it stands for: else a kill in between would leave a block table beside another tar.
             store.delete(blocks_name(name))
@@ -187,14 +187,13 @@ class _Work:
             sent = put_object(store, index_name(name), built.index).size
         self._report(built.bytes, finished=True)
         self._on_event(Stage("kept", name))
-        objects = (info, ObjectInfo(index_name(name), len(built.index)), ObjectInfo(blocks_name(name), len(table)))
+        record = ShardRecord.of(name, built)
+        objects = (
+            Stored(name, info.size, record.sha256, info.etag),
+            Stored(index_name(name), len(built.index), record.idx_sha256),
+            Stored(blocks_name(name), len(table), record.blocks_sha256),
+        )
         return self._outcome(built, kept=not sent, sent_bytes=sent, objects=objects)
-
-    def _stored_sha256(self, size: int) -> str:
-        found = hashlib.sha256()
-        for piece in fetch_pieces(self._store, self._name, size=size):
-            found.update(piece)
-        return found.hexdigest()
 
     def _send(self) -> ShardOutcome:
         store, name = self._store, self._name
@@ -211,8 +210,7 @@ class _Work:
         table = put_object(store, blocks_name(name), built.table.to_bytes())
         self._report(built.bytes, finished=True)
         self._on_event(Stage("shard", name))
-        objects = tuple(ObjectInfo(stored.key, stored.size, stored.etag) for stored in (tar, index, table))
-        return self._outcome(built, sent_bytes=sum(info.size for info in objects), objects=objects)
+        return self._outcome(built, sent_bytes=tar.size + index.size + table.size, objects=(tar, index, table))
 
     def _not_finished_by_another(self) -> None:
         """Called when the tar is complete and not yet visible. A run beside this one may have finished the shard, and a published object
@@ -223,7 +221,7 @@ class _Work:
             return
         raise _AlreadyThere
 
-    def _outcome(self, built: BuiltShard, *, kept: bool = False, sent_bytes: int = 0, objects: tuple[ObjectInfo, ...] = ()) -> ShardOutcome:
+    def _outcome(self, built: BuiltShard, *, kept: bool = False, sent_bytes: int = 0, objects: tuple[Stored, ...] = ()) -> ShardOutcome:
         return ShardOutcome(
             self._job.shard.number,
             ShardRecord.of(self._name, built),

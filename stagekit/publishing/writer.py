@@ -16,8 +16,8 @@ from ..shards.index import FieldTotals, ShardBuilder
 from ..shards.manifest import WIDS, Manifest, ShardRecord, blocks_name, index_name, shard_name
 from ..shards.sample import encode_field, member_name
 from ..store import Where, open_store
-from ..store.base import ObjectInfo, Store
-from ..transfer.put import ObjectWriter, object_writer, put_object
+from ..store.base import Store
+from ..transfer.put import ObjectWriter, Stored, object_writer, put_object
 from ..units import parse_size
 from .claim import confirm_claim, read_claim, release_claim
 from .destination import commit, confirm_objects, enter, holds_another, look
@@ -73,7 +73,7 @@ class ShardWriter:
         self._open: _OpenShard | None = None
         self._keys: set[str] = set()
         self._records: list[ShardRecord] = []
-        self._objects: list[ObjectInfo] = []
+        self._objects: list[Stored] = []
         self._fields: dict[str, FieldTotals] = {}
         self._largest_block = 0
         self._bytes = self._reported_bytes = 0
@@ -213,7 +213,7 @@ class _OpenShard:
         for piece in self.builder.sample(key, ((name, len(data), (data,)) for name, data in fields.items())):
             self._writer.write(piece)
 
-    def finish(self) -> tuple[ShardRecord, list[ObjectInfo], Mapping[str, FieldTotals], int]:
+    def finish(self) -> tuple[ShardRecord, list[Stored], Mapping[str, FieldTotals], int]:
         """Send what is left, then the side files."""
         for piece in self.builder.finish():
             self._writer.write(piece)
@@ -224,8 +224,7 @@ class _OpenShard:
             put_object(self._store, index_name(self._name), built.index),
             put_object(self._store, blocks_name(self._name), built.table.to_bytes()),
         ]
-        objects = [ObjectInfo(one.key, one.size, one.etag) for one in stored]
-        return ShardRecord.of(self._name, built), objects, built.fields, built.table.largest
+        return ShardRecord.of(self._name, built), stored, built.fields, built.table.largest
 
     def abandon(self, error: BaseException) -> None:
         """Leave nothing visible under the tar's name."""

@@ -454,8 +454,19 @@ def test_a_shard_that_somebody_replaced_is_noticed_before_the_manifest(raw: Path
         if isinstance(event, Stage) and event.name == "shard" and event.subject == "shards/000003.tar":
             store.put("shards/000001.tar", bytes(len(store.get("shards/000001.tar"))))
 
-    with pytest.raises(PublishError, match=r"shards/000001\.tar was replaced by something else.*nothing was published"):
+    with pytest.raises(PublishError, match=r"shards/000001\.tar is not what was stored there.*nothing was published"):
         run(raw, store, on_event=replace, workers=1)
+
+
+def test_a_shard_that_got_lost_is_noticed_before_the_manifest(raw: Path) -> None:
+    store = MemoryStore("memory://claims/lost")
+
+    def lose(event: Event) -> None:
+        if isinstance(event, Stage) and event.name == "shard" and event.subject == "shards/000003.tar":
+            store.delete("shards/000001.tar.idx")
+
+    with pytest.raises(PublishError, match=r"shards/000001\.tar\.idx is not what was stored there"):
+        run(raw, store, on_event=lose, workers=1)
 
 
 def test_a_listing_that_lags_behind_is_not_believed(raw: Path) -> None:
