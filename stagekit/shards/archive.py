@@ -367,10 +367,11 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
     at = 0
     current = b""
     sample: dict[str, Any] = {}
-    fields, sums, sizes, paddings, adler32, unpack = _fields, _sums, _sizes, _PADDINGS, zlib.adler32, _HOT.unpack_from
+    fields, sums, sizes, tails, paddings, adler32, unpack = _fields, _sums, _sizes, _tails, _PADDINGS, zlib.adler32, _HOT.unpack_from
     while at < end:
-        # A member as this package writes it: everything behind the checksum is one constant, size and checksum are octal, and the bytes
-        # add up. Whatever differs in any way goes to the full grammar, which accepts it or says what is wrong.
+        # A plain member: size and checksum are octal, the bytes add up, and everything behind the checksum is what this package writes,
+        # or was seen before and is that of a regular file without a prefix (other writers repeat their owners' names there). Whatever
+        # differs in any way goes to the full grammar, which accepts it or says what is wrong.
         start = at + 512
         if start <= end:
             head, tail = unpack(data, at)
@@ -378,8 +379,11 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
             size = _learn_size(head[124:136]) if known is None else known
             known = sums.get(head[148:])
             total = _learn_sum(head[148:]) if known is None else known
+            if tail != _TAIL:
+                known = tails.get(tail)
+                total -= _learn_tail(tail) if known is None else known
             # 156 bytes never add up to 65,521, so the low half of the Adler-32 is the exact sum.
-            plain = adler32(head) & 0xFFFF == total and tail == _TAIL and size >= 0
+            plain = adler32(head) & 0xFFFF == total and size >= 0
         else:
             plain, size = False, 0
         if plain:
@@ -431,11 +435,14 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
 # Header up to the type, and the rest.
 _HOT = struct.Struct("156s356s")
 # What was parsed before, and what came of it: extensions to fields, size fields to sizes, checksum fields to the low half of the Adler-32
-# of a header's first 156 bytes. Full caches are not emptied: what is not in them is parsed again.
+# of a header's first 156 bytes when ``_TAIL`` follows, other tails to what they add to that. Full caches are not emptied: what is not in
+# them is parsed again.
 _fields: dict[bytes, str] = {}
 _sizes: dict[bytes, int] = {}
 _sums: dict[bytes, int] = {}
+_tails: dict[bytes, int] = {}
 _CACHE = 16384
+_NEVER = 1 << 40  # no sum of a header's bytes gets near it
 
 
 def _learn_size(field: bytes) -> int:
@@ -444,13 +451,23 @@ def _learn_size(field: bytes) -> int:
 
 
 def _learn_sum(field: bytes) -> int:
-    """The low half of the Adler-32 that belongs to a checksum field of 6 octal digits, NUL, blank; -1 for another form."""
-    return _learn(_sums, field, field[:6], b"\0 ", 1 - 8 * 0x20 + sum(field) - sum(_TAIL))
+    """The low half of the Adler-32 that belongs to a checksum field of 6 octal digits, NUL, blank; one that none has for another form."""
+    return _learn(_sums, field, field[:6], b"\0 ", 1 - 8 * 0x20 + sum(field) - sum(_TAIL), -_NEVER)
 
 
-def _learn(cache: dict[bytes, int], field: bytes, digits: bytes, end: bytes, add: int) -> int:
+def _learn_tail(tail: bytes) -> int:
+    """What the bytes behind the checksum add up to beyond ``_TAIL``; ``_NEVER`` when they are not those of a plain regular file."""
+    magic = tail[101:109]
+    plain = tail[:1] in (b"0", b"\0", b"7") and (magic == _GNU or (magic == _USTAR and not tail[189]))
+    extra = sum(tail) - sum(_TAIL) if plain else _NEVER
+    if len(_tails) < _CACHE:
+        _tails[tail] = extra
+    return extra
+
+
+def _learn(cache: dict[bytes, int], field: bytes, digits: bytes, end: bytes, add: int, otherwise: int = -1) -> int:
     if field[len(digits) :] != end or not digits.isdigit() or b"8" in digits or b"9" in digits:
-        return -1
+        return otherwise
     value = int(digits, 8) + add
     if len(cache) < _CACHE:
         cache[field] = value
