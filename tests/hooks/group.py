@@ -1,0 +1,49 @@
+"""One rank of a training over gloo: ``python -m tests.hooks.group RUN INIT OUT EPOCHS SEED``, with RANK and WORLD_SIZE set.
+
+Every rank draws from its own generator, so that its weights tell whether its own came back.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from stagekit.hooks.loop import Run
+
+from .toy import ToyLoader
+
+
+def main() -> None:
+    url, init, out, epochs, seed = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{init}", rank=rank, world_size=world_size)
+    torch.manual_seed(seed)
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = ToyLoader(batches=12)
+    torch.manual_seed(seed * 100 + rank)
+    random.seed(seed * 100 + rank)
+    run = Run(url, drain_s=60)
+    every = "0s" if os.environ.get("EVERY") else None
+    for _epoch in run.epochs(epochs, state={"model": model, "optimizer": optimizer, "loader": loader}, every=every):
+        for batch in loader:
+            noise = torch.randn(4, 8) + random.random()
+            loss = (model(batch + noise) - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    drawn = f"{torch.rand(1).item()} {random.random()}".encode()
+    out.with_suffix(f".{rank}").write_bytes(model.module.weight.detach().numpy().tobytes() + drawn)
+    run.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Several ranks, one commit: everybody's generators in it, and nobody goes on alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagekit.errors import UsageError
+from stagekit.hooks.loop import Run
+from stagekit.runs import catalog
+from stagekit.store.directory import DirectoryStore
+
+ROOT = Path(__file__).parents[2]
+
+
+def group(tmp_path: Path, name: str, epochs: int, *, world_size: int = 2, seed: int = 1, **more: str) -> tuple[list[int], list[bytes], str]:
+    """Run the group on a machine called ``name``: exit codes, what each rank ended with, and everything they said."""
+    machine = tmp_path / name
+    machine.mkdir(parents=True)
+    processes = []
+    for rank in range(world_size):
+        environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), "STAGEKIT_HOME": str(machine / "home")}
+        environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
+        arguments = [str(tmp_path / "run"), str(machine / "init"), str(machine / "out"), str(epochs), str(seed)]
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.hooks.group", *arguments], cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True
+            )
+        )
+    said = [process.communicate(timeout=150)[1] for process in processes]
+    outs = [machine / f"out.{rank}" for rank in range(world_size)]
+    return [process.returncode for process in processes], [out.read_bytes() if out.exists() else b"" for out in outs], "".join(said)
+
+
+def test_two_ranks_go_on_together_and_a_single_one_can_take_over(tmp_path: Path) -> None:
+    straight = group(tmp_path / "straight", "one", 3)
+    assert straight[0] == [0, 0], straight[2]
+    assert straight[1][0] != straight[1][1], "each rank has a generator of its own"
+    first = group(tmp_path, "one", 1, EVERY="yes")
+    assert first[0] == [0, 0], first[2]
+    checkpoints = catalog.read_all(DirectoryStore(tmp_path / "run"))
+    assert [(one.step, one.epoch) for one in checkpoints.checkpoints] == [(12, 1), (10, 0)], "time-based saves are agreed on"
+    assert checkpoints.uncommitted == ()
+    assert {record.path for record in checkpoints.checkpoints[0].files} == {
+        "loader.json",
+        "model.pt",
+        "optimizer.pt",
+        "progress.json",
+        "rng-0.pt",
+        "rng-1.pt",
+    }
+    second = group(tmp_path, "two", 3, seed=9)
+    assert second[0] == [0, 0], second[2]
+    assert second[1] == straight[1]
+    alone = group(tmp_path, "three", 4, world_size=1, seed=5)
+    assert alone[0] == [0], alone[2]
+    assert "it was saved by 2 ranks, now there are 1" in alone[2]
+    wider = group(tmp_path, "four", 5, seed=6)
+    assert wider[0] == [0, 0], wider[2]
+    assert "was saved by fewer ranks and has no random state for rank 1" in wider[2]
+
+
+def test_when_rank_0_cannot_see_the_run_no_rank_trains(tmp_path: Path) -> None:
+    (tmp_path / "run").write_bytes(b"no directory")
+    codes, outs, said = group(tmp_path, "one", 1)
+    assert codes == [1, 1]
+    assert outs == [b"", b""]
+    assert said.count("Traceback") >= 2
+
+
+def test_several_ranks_need_a_process_group(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", rank=0, world_size=2, on_event=lambda _: None)
+    with pytest.raises(UsageError, match=r"with 2 ranks needs torch\.distributed\.init_process_group\(\) before it"):
+        next(run.epochs(1, state={}))
+    run.close()
