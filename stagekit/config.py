@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from .errors import UsageError
 
-Engine = Literal["auto", "botocore", "obstore", "fsspec"]
+Engine = Literal["auto", "botocore", "fsspec"]
 
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
 
@@ -29,6 +29,7 @@ class StoreConfig:
     ``endpoint_url`` beats the environment (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``S3_ENDPOINT_URL``).
     ``addressing`` is ``path`` for custom endpoints and botocore's choice for AWS unless set. ``ca_bundle`` is a PEM file for an
     endpoint whose certificate a public authority did not sign (else ``AWS_CA_BUNDLE``). ``anonymous`` sends unsigned requests.
+    ``engine`` is the client for ``s3://``: ``botocore`` unless ``fsspec`` (s3fs) is asked for; ``auto`` leaves the choice to Stagekit.
     ``connections`` bounds the open connections of one process to one endpoint. ``retry_s`` is the budget, in seconds, for repeating
     one call that fails for a passing reason; 0 tries once.
 
@@ -50,8 +51,8 @@ class StoreConfig:
     def __post_init__(self) -> None:
         if self.endpoint_url is not None:
             _check_endpoint(self.endpoint_url, "endpoint_url")
-        if self.engine not in ("auto", "botocore", "obstore", "fsspec"):
-            raise UsageError(f"engine: {self.engine!r} is none of auto, botocore, obstore, fsspec")
+        if self.engine not in ("auto", "botocore", "fsspec"):
+            raise UsageError(f"engine: {self.engine!r} is none of auto, botocore, fsspec")
         if self.connections < 1:
             raise UsageError(f"connections: {self.connections} is below 1")
         for name in ("connect_timeout_s", "read_timeout_s"):

@@ -16,7 +16,7 @@ from stagekit.errors import UsageError
         ({"endpoint_url": "eu2.contabostorage.com"}, "endpoint_url: 'eu2.contabostorage.com' is no endpoint; write https://host"),
         ({"endpoint_url": "ftp://host"}, "is no endpoint"),
         ({"endpoint_url": "https://"}, "is no endpoint"),
-        ({"engine": "curl"}, "engine: 'curl' is none of auto, botocore, obstore, fsspec"),
+        ({"engine": "curl"}, "engine: 'curl' is none of auto, botocore, fsspec"),
         ({"connections": 0}, "connections: 0 is below 1"),
         ({"read_timeout_s": 0}, "read_timeout_s: 0 is not above 0"),
         ({"connect_timeout_s": -1}, "connect_timeout_s: -1 is not above 0"),
