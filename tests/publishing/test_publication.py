@@ -16,6 +16,7 @@ import pytest
 from stagekit.config import StoreConfig
 from stagekit.dataset import Dataset
 from stagekit.errors import (
+    Conflict,
     KeyNotAllowed,
     ManifestError,
     OutOfSpace,
@@ -273,6 +274,11 @@ class _Md5Etags(FaultStore):
         info = super().head(key)
         data = bytes(self.inner.get(key)) + (b"" if self.honest else b"encrypted")
         return ObjectInfo(key, info.size, hashlib.md5(data).hexdigest())
+
+    def get(self, key: str, start: int = 0, length: int | None = None, *, if_match: str | None = None) -> Data:
+        if if_match is not None and if_match != self.head(key).etag:
+            raise Conflict(f"reading {key}: its etag is another one now")
+        return super().get(key, start, length)
 
 
 @pytest.mark.parametrize("honest", [True, False])
