@@ -115,9 +115,9 @@ def test_the_outcome(kept: tuple[Played, Path]) -> None:
     [verdict] = [record for record in demo.of("output") if record["command"] == ["teardown"]]
     assert verdict["exit_code"] == 0
     assert "YES" in verdict["text"]
-    [listing] = [record for record in demo.of("output") if record["command"][0] == "ls"]
-    for name in ("digits", "runs"):
-        assert name in listing["text"]
+    listed = {record["command"][1]: record["text"] for record in demo.of("output") if record["command"][0] == "ls"}
+    assert "1,440 samples, 4 shards" in listed["s3://demo/digits"]
+    assert "s3://demo/runs/first" in listed["s3://demo/runs"]
 
 
 def test_what_is_kept_can_be_looked_at_and_ends_as_it_says(kept: tuple[Played, Path]) -> None:
