@@ -57,7 +57,8 @@ class Played:
     def end(self) -> int:
         """Read the rest and wait."""
         assert self.process.stdout is not None
-        self.records += [json.loads(line) for line in self.process.stdout]
+        with self.process.stdout as rest:
+            self.records += [json.loads(line) for line in rest]
         return self.process.wait(timeout=60)
 
     def of(self, event: str) -> list[Record]:
@@ -200,7 +201,7 @@ def test_even_kill_9_leaves_no_process_behind(tmp_path: Path) -> None:
     demo.until(MOMENTS["while machine 1 trains"])
     assert len(processes_at(tmp_path)) >= 3, "the demo, the server, the training"
     demo.process.kill()
-    demo.process.wait()
+    demo.process.communicate()
     for _ in range(1000):
         if not processes_at(tmp_path):
             break

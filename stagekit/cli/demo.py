@@ -50,6 +50,7 @@ def command(url: str | None, keep: bool, directory: Path, store: StoreConfig, pr
         "\n".join(["", *summary, *(f"FAILED: {problem}" for problem in result.problems)]),
         {
             "event": "result",
+            "url": result.url,
             "accuracy": result.accuracy,
             "resumed_epoch": result.resumed_epoch,
             "resumed_sample": result.resumed_sample,

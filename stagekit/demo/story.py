@@ -73,8 +73,9 @@ def show(
         if where is None:
             rclone_binary()  # missing: said before anything is made
             stack.enter_context(_Workplace(directory, keep=keep))
-            server = stack.enter_context(RcloneServer(directory / "bucket-root", log=directory / "rclone.log"))
-            (server.root / BUCKET).mkdir()
+            root = directory / "bucket-root"
+            (root / BUCKET).mkdir(parents=True)
+            server = stack.enter_context(RcloneServer(root, log=directory / "rclone.log"))
             url = f"s3://{BUCKET}"
             stack.enter_context(_environment(_keys_of(server)))
         else:
