@@ -94,19 +94,13 @@ def outline(source: Source, *, shard_size: int, samples_per_shard: int | None = 
     """
     listing = source.listing()
     made = plan(listing.samples, shard_size=shard_size, samples_per_shard=samples_per_shard)
-    fields: dict[str, FieldTotals] = {}
-    for shard in made.shards:
-        for sample in shard.samples:
-            for field in sample.fields:
-                count, size = fields.get(field.field, (0, 0))
-                fields[field.field] = FieldTotals(count + 1, size + field.size)
     return Outline(
         plan=made,
-        fields=dict(sorted(fields.items())),
+        fields=dict(made.fields),
         skipped=dict(listing.skipped),
         bad=tuple(listing.bad),
         classes=listing.classes,
-        notes=(*listing.notes, *_notes(made, sum(totals.samples for totals in fields.values()), shard_size)),
+        notes=(*listing.notes, *_notes(made, sum(totals.samples for totals in made.fields.values()), shard_size)),
     )
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
 from ..errors import DuplicateKey, UsageError
 from .archive import END, member_bytes
+from .index import FieldTotals
 from .manifest import shard_name
 from .sample import member_name, split_name
 
@@ -44,13 +46,44 @@ class PlannedSample:
         return sum(member_bytes(member_name(self.key, field.field), field.size) for field in self.fields)
 
 
+class SampleRange(Sequence[PlannedSample]):
+    """Samples in a row that are made when somebody looks at them, so that a plan of many takes a few bytes for each.
+
+    Its keys are unique, its samples have their fields in order, and all of it is known to fit a shard.
+    """
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Sequence[int]:
+        """Bytes that each sample takes in a shard, headers and padding included."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """A digest of all keys, fields and sizes."""
+
+    @property
+    @abstractmethod
+    def fields(self) -> Mapping[str, FieldTotals]:
+        """Samples and bytes of each field."""
+
+    @property
+    @abstractmethod
+    def near_duplicates(self) -> tuple[tuple[str, ...], ...]:
+        """What the function of that name finds in the keys."""
+
+    @abstractmethod
+    def cut(self, start: int, stop: int) -> Sequence[PlannedSample]:
+        """The samples ``start`` to ``stop``, made when somebody looks at them. It can be pickled, in no more bytes than a few."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
     """A shard that will be written. ``bytes`` is exactly the tar's size."""
 
     number: int
     name: str
-    samples: tuple[PlannedSample, ...]
+    samples: Sequence[PlannedSample]
     bytes: int
 
 
@@ -60,13 +93,14 @@ class Plan:
 
     ``digest`` (SHA-256) is the plan's identity: keys, fields, sizes and cuts, but not where they come from. ``oversized`` has the
     numbers of the shards above the shard size, each of one sample. ``near_duplicates`` has the groups of keys that differ only in
-    case or Unicode normalisation, which file systems and people mix up; they stay apart.
+    case or Unicode normalisation, which file systems and people mix up; they stay apart. ``fields`` has the totals of each field, by name.
     """
 
     shards: tuple[PlannedShard, ...]
     digest: str
     oversized: tuple[int, ...] = ()
     near_duplicates: tuple[tuple[str, ...], ...] = ()
+    fields: Mapping[str, FieldTotals] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -79,7 +113,7 @@ class Plan:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the fields alone, without headers and padding."""
-        return sum(field.size for shard in self.shards for sample in shard.samples for field in sample.fields)
+        return sum(totals.bytes for totals in self.fields.values())
 
 
 def plan(samples: Iterable[PlannedSample], *, shard_size: int, samples_per_shard: int | None = None) -> Plan:
@@ -95,8 +129,11 @@ def plan(samples: Iterable[PlannedSample], *, shard_size: int, samples_per_shard
         raise UsageError(f"shard_size: {shard_size} bytes is no size for a shard")
     if samples_per_shard is not None and samples_per_shard < 1:
         raise UsageError(f"samples_per_shard: {samples_per_shard} is no number of samples for a shard")
+    if isinstance(samples, SampleRange):
+        return _plan_range(samples, shard_size, samples_per_shard)
     shards: list[PlannedShard] = []
     oversized: list[int] = []
+    totals: dict[str, list[int]] = {}
     current: list[PlannedSample] = []
     size = len(END)
     seen: dict[str, PlannedSample] = {}
@@ -123,6 +160,10 @@ def plan(samples: Iterable[PlannedSample], *, shard_size: int, samples_per_shard
             duplicates.setdefault(sample.key, [seen[sample.key]]).append(sample)
             continue
         seen[sample.key] = sample
+        for planned in sample.fields:
+            sums = totals.get(planned.field) or totals.setdefault(planned.field, [0, 0])
+            sums[0] += 1
+            sums[1] += planned.size
         added = sample.bytes
         if current and (size + added > shard_size or len(current) == samples_per_shard):
             close()
@@ -132,7 +173,32 @@ def plan(samples: Iterable[PlannedSample], *, shard_size: int, samples_per_shard
         raise _duplicate_keys(duplicates)
     if current:
         close()
-    return Plan(tuple(shards), digest.hexdigest(), tuple(oversized), near_duplicates(seen))
+    fields = {name: FieldTotals(*totals[name]) for name in sorted(totals)}
+    return Plan(tuple(shards), digest.hexdigest(), tuple(oversized), near_duplicates(seen), fields)
+
+
+def _plan_range(samples: SampleRange, shard_size: int, samples_per_shard: int | None) -> Plan:
+    """``plan`` by the same rules, without looking at a single sample."""
+    digest = hashlib.sha256(f"range {samples.identity}\n".encode())
+    shards: list[PlannedShard] = []
+    oversized: list[int] = []
+    start, size = 0, len(END)
+
+    def close(stop: int) -> None:
+        name = shard_name(len(shards))
+        if size > shard_size:
+            oversized.append(len(shards))
+        shards.append(PlannedShard(len(shards), name, samples.cut(start, stop), size))
+        digest.update(f"shard {name} {size} {stop - start}\n".encode())
+
+    for number, added in enumerate(samples.sizes):
+        if number > start and (size + added > shard_size or number - start == samples_per_shard):
+            close(number)
+            start, size = number, len(END)
+        size += added
+    if size > len(END):
+        close(len(samples))
+    return Plan(tuple(shards), digest.hexdigest(), tuple(oversized), samples.near_duplicates, dict(sorted(samples.fields.items())))
 
 
 def _ordered(sample: PlannedSample) -> PlannedSample:
