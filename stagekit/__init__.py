@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .config import StoreConfig as StoreConfig
     from .dataset import Dataset as Dataset
     from .hooks.loop import Run as Run
+    from .indexing import index as index
     from .location import Location as Location
     from .publishing import ShardWriter as ShardWriter
     from .publishing import shard as shard
@@ -32,6 +33,7 @@ _HOMES = {
     "Run": "hooks.loop",
     "ShardWriter": "publishing",
     "StoreConfig": "config",
+    "index": "indexing",
     "info": "report",
     "ls": "report",
     "pull": "staging",

@@ -162,7 +162,9 @@ class FieldInfo:
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """What a data set holds. ``peek`` has the first samples: key and, per field, size and the beginning of what is text."""
+    """What a data set holds. ``peek`` has the first samples: key and, per field, size and the beginning of what is text. ``elsewhere`` has
+    the URLs of shards that were indexed where they lie.
+    """
 
     url: str
     digest: str
@@ -172,6 +174,7 @@ class DatasetInfo:
     largest_block: int
     fields: tuple[FieldInfo, ...]
     peek: tuple[Mapping[str, str], ...] = ()
+    elsewhere: tuple[str, ...] = ()
     kind: Literal["dataset"] = field(default="dataset", init=False)
 
     @property
@@ -184,6 +187,9 @@ class DatasetInfo:
             f"size       {format_size(self.bytes)} in {_plural(self.shards, 'shard')} of about {format_size(average)}",
             f"digest     {self.digest}",
         ]
+        if self.elsewhere:
+            shown = f"{format_count(len(self.elsewhere))} of {_plural(self.shards, 'shard')}, the first at {self.elsewhere[0]}"
+            lines.append(f"elsewhere  {shown}")
         for one in self.fields:
             each_size = format_size(one.bytes / one.samples) if one.samples else "0 B"
             missing = "" if one.samples == self.samples else f", missing in {format_count(self.samples - one.samples)} samples"
@@ -322,8 +328,17 @@ def _dataset_info(opened: Store, where: Where, peek: int, config: StoreConfig | 
         from .dataset import Dataset
 
         samples = [_preview(sample) for sample in islice(Dataset(where, store=config), peek)]
+    elsewhere = tuple(record.url for record in manifest.shards if record.url is not None)
     return DatasetInfo(
-        url, manifest.digest, manifest.samples, manifest.bytes, len(manifest.shards), manifest.largest_block, fields, tuple(samples)
+        url,
+        manifest.digest,
+        manifest.samples,
+        manifest.bytes,
+        len(manifest.shards),
+        manifest.largest_block,
+        fields,
+        tuple(samples),
+        elsewhere,
     )
 
 

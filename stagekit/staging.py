@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from .config import StoreConfig
 from .contents import checkpoint_at, kind_of, nothing
+from .dataset import with_shards
 from .errors import CheckpointError, OutOfSpace, UsageError
 from .mounts import refuse_mount
 from .parallel import each
@@ -99,7 +100,7 @@ def pull(
     if kind == "run":
         return _pull_checkpoint(opened, selector, target, threads, on_event)
     if kind == "dataset":
-        return _pull_dataset(opened, target, threads, on_event)
+        return _pull_dataset(opened, target, store, threads, on_event)
     raise nothing(opened, "pulling")
 
 
@@ -119,9 +120,16 @@ def _pull_checkpoint(store: Store, selector: Selector, target: Path, threads: in
     return Pulled(name, "checkpoint", str(target), len(checkpoint.files), checkpoint.size_bytes, fetched, checkpoint.step)
 
 
-def _pull_dataset(store: Store, target: Path, threads: int, on_event: Subscriber) -> Pulled:
+def _pull_dataset(store: Store, target: Path, config: StoreConfig | None, threads: int, on_event: Subscriber) -> Pulled:
     name = str(store.location)
-    pieces = list(_dataset_pieces(store))
+    data = bytes(store.get(MANIFEST))
+    manifest = Manifest.from_bytes(data, source=str(store.location / MANIFEST))
+    if any(shard.url is not None for shard in manifest.shards):
+        # The copy has its shards with it.
+        store = with_shards(store, manifest, config, allow_mount=True, on_event=on_event)
+        manifest = manifest.gathered()
+        data = manifest.to_bytes()
+    pieces = list(_dataset_pieces(store, manifest, data))
     if _is_filled(target):
         _already_there(pieces, target, name, on_event)
         fetched = 0
@@ -139,10 +147,8 @@ def _is_filled(target: Path) -> bool:
     return False
 
 
-def _dataset_pieces(store: Store) -> Iterator[_Piece]:
-    """Every object of a data set, the manifest last."""
-    data = bytes(store.get(MANIFEST))
-    manifest = Manifest.from_bytes(data, source=str(store.location / MANIFEST))
+def _dataset_pieces(store: Store, manifest: Manifest, data: bytes) -> Iterator[_Piece]:
+    """Every object of a data set, the manifest, whose bytes are ``data``, last."""
     for shard in manifest.shards:
         yield _Piece(shard.name, shard.name, shard.bytes, shard.sha256)
         for key, sha256 in ((index_name(shard.name), shard.idx_sha256), (blocks_name(shard.name), shard.blocks_sha256)):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from .config import StoreConfig
 from .contents import checkpoint_at, kind_of, nothing
+from .dataset import with_shards
 from .errors import Denied, ManifestError, NotFound, StoreError
 from .parallel import each
 from .progress import Progress, Subscriber, ignore
@@ -27,6 +28,7 @@ from .transfer.fetch import Fetcher, Range, fetch_pieces
 from .units import format_count, format_size
 
 _TAIL = "the end of the archive"
+_AGAIN = "the stagekit shard or index that made the data set, given again, writes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def verify(
     look = _Look(opened, deep, threads, on_event)
     kind = kind_of(opened)
     if kind == "dataset":
-        return look.report("dataset", _dataset(look))
+        return look.report("dataset", _dataset(look, store))
     if kind == "run":
         if isinstance(where, str) and url != where:
             checkpoint = checkpoint_at(opened, selector)
@@ -126,10 +128,11 @@ class _Look:
     objects: int = 0
     bytes: int = 0
     total: int | None = None
+    elsewhere: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def url(self, key: str) -> str:
-        return str(self.store.location / key)
+        return self.elsewhere.get(key) or str(self.store.location / key)
 
     def fault(self, what: str, key: str, detail: str, **values: Any) -> Fault:
         return Fault("fault", what, self.url(key), detail, **values)
@@ -159,22 +162,24 @@ class _Look:
 # ---------------------------------------------------------------------------------------------------------------------- data sets
 
 
-def _dataset(look: _Look) -> Iterator[Fault]:
+def _dataset(look: _Look, config: StoreConfig | None) -> Iterator[Fault]:
     try:
         manifest = Manifest.from_bytes(bytes(look.store.get(MANIFEST)), source=look.url(MANIFEST))
     except ManifestError as error:
         yield look.fault("manifest", MANIFEST, str(error).removeprefix(f"{look.url(MANIFEST)}: "))
         return
     look.total = manifest.bytes
+    look.store = with_shards(look.store, manifest, config, allow_mount=True, on_event=look.on_event)
+    look.elsewhere = {record.name: record.url for record in manifest.shards if record.url is not None}
     # A deep look reads few shards at once with several requests each, or one with many: about ``threads`` requests in either case.
     at_once = max(1, min(len(manifest.shards), look.threads // 2)) if look.deep else look.threads
     for faults in each(lambda record: _shard(look, record, at_once), manifest.shards, threads=at_once):
         yield from faults
     try:
         if bytes(look.store.get(WIDS)) != wids_json(manifest):
-            yield look.fault("bytes", WIDS, "it is not the index that belongs to this manifest; stagekit shard writes it again")
+            yield look.fault("bytes", WIDS, f"it is not the index that belongs to this manifest; {_AGAIN}")
     except NotFound:
-        yield look.fault("missing", WIDS, "the index for the wids reader is missing; stagekit shard writes it again")
+        yield look.fault("missing", WIDS, f"the index for the wids reader is missing; {_AGAIN}")
     named = {name for record in manifest.shards for name in (record.name, index_name(record.name), blocks_name(record.name))}
     for info in look.store.list("shards/"):
         if info.key not in named:
@@ -191,7 +196,7 @@ def _shard(look: _Look, record: ShardRecord, at_once: int) -> list[Fault]:
         try:
             data = bytes(look.store.get(key))
         except NotFound:
-            faults.append(look.fault("missing", key, "the side file is missing; stagekit shard writes it again", shard=name))
+            faults.append(look.fault("missing", key, f"the side file is missing; {_AGAIN}", shard=name))
             continue
         found = hashlib.sha256(data).hexdigest()
         if found != sha256:

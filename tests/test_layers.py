@@ -24,6 +24,7 @@ LEVELS = {
     "progress": 0,
     "mounts": 0,
     "parallel": 0,
+    "pieces": 0,
     # ground
     "store": 1,
     "shards": 1,
@@ -34,6 +35,7 @@ LEVELS = {
     "sources": 3,
     "publishing": 3,
     "dataset": 3,
+    "indexing": 3,
     "stream": 3,
     "runs": 3,
     "testing": 3,

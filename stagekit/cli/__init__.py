@@ -38,6 +38,7 @@ from .output import error_line
 # name → (module in this package, what it does). The sentence is the command's own first one, so that --help needs no import.
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Show the whole path on real data: shard, stream, train, throw the machine away, resume."),
+    "index": ("index", "Make existing WebDataset tars a data set, without rewriting them."),
     "info": ("info", "Tell what a data set, a run or a checkpoint holds."),
     "ls": ("ls", "List data sets, runs and checkpoints below a URL."),
     "pull": ("pull", "Copy a run's checkpoint or a data set to a local directory, every byte verified."),

@@ -507,8 +507,9 @@ class ArchiveReader:
     PAX headers and GNU's long names are understood. Members that are no regular files are not yielded but counted: ``skipped`` has
     their number by kind, ``skipped_names`` the first name of each kind.
 
-    ``end`` is where the last member ends and ``offset`` how far the archive was read. ``on_bytes`` gets every byte of the archive in
-    order: a member's headers before it is yielded, its payload as it is read or passed over.
+    ``end`` is where the last member ends that was read to its end, ``reach`` where the one ends whose headers were read last, and
+    ``offset`` how far the archive was read; ``ended`` is true once its end blocks have begun. ``on_bytes`` gets every byte of the archive
+    in order: a member's headers before it is yielded, its payload as it is read or passed over.
     """
 
     def __init__(self, chunks: Iterable[Data], *, source: str, on_bytes: Callable[[Data], object] | None = None) -> None:
@@ -516,6 +517,8 @@ class ArchiveReader:
         self.skipped: Counter[Kind] = Counter()
         self.skipped_names: dict[Kind, str] = {}
         self.end = 0
+        self.reach = 0
+        self.ended = False
 
     @property
     def offset(self) -> int:
@@ -528,8 +531,10 @@ class ArchiveReader:
             first = cursor.offset
             head = cursor.read(RECORD, "a member's header or the first of two end blocks")
             if head == _ZEROS:
+                self.ended = True
                 break
             entry = _entry(cursor, head, first)
+            self.reach = cursor.offset + entry.size + -entry.size % RECORD
             if entry.kind == "file":
                 payload = cursor.pieces(entry.size, f"the {entry.size} bytes of {entry.name!r}")
                 yield Member(_text(entry.name, source, first), first, entry.size, cursor.offset), payload
