@@ -7,7 +7,9 @@ means a new run.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ..errors import CheckpointError, DamagedCheckpoint, ManifestError, NotFound, NoValidCheckpoint
 from ..progress import Message, Subscriber, ignore
@@ -39,14 +41,14 @@ def read(store: Store, name: CheckpointName) -> Checkpoint:
     return Checkpoint(manifest, str(store.location / str(name.folder)))
 
 
-def read_all(store: Store) -> Catalog:
-    """Every checkpoint of the run at ``store``."""
+def read_all(store: Store, *, known: Mapping[CheckpointName, Checkpoint] = MappingProxyType({})) -> Catalog:
+    """Every checkpoint of the run at ``store``. A manifest never changes, so those in ``known`` are not read again."""
     checkpoints: list[Checkpoint] = []
     damaged: list[tuple[CheckpointName, ManifestError]] = []
     uncommitted: list[CheckpointName] = []
     for name in attempts(store):
         try:
-            checkpoints.append(read(store, name))
+            checkpoints.append(known[name] if name in known else read(store, name))
         except NotFound:
             uncommitted.append(name)
         except ManifestError as error:

@@ -7,8 +7,9 @@ data, so that a crash at any point leaves whole checkpoints and rubbish that the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ..errors import CheckpointError, DamagedCheckpoint, NotFound, UsageError
 from ..progress import Message, Stage, Subscriber, ignore
@@ -91,23 +92,24 @@ def plan(
     *,
     protected: Collection[CheckpointName] = (),
     leftovers_before_s: float | None = None,
+    known: Mapping[CheckpointName, Checkpoint] = MappingProxyType({}),
 ) -> PrunePlan:
-    """What ``execute`` would remove now. Only reads.
+    """What ``execute`` would remove now. Only reads; manifests in ``known`` are not read again.
 
     Data of steps that were dropped before is rubbish at once. With ``leftovers_before_s`` (the store's clock) so are attempts that were
     never committed, and unfinished uploads, of a generation that has been taken over, when nothing of them is younger than that.
 
     Raises ``CheckpointError`` when a manifest is damaged: it may refer to any file, so nothing can be told to be unneeded.
     """
-    known = catalog.read_all(store)
-    if known.damaged:
+    found = catalog.read_all(store, known=known)
+    if found.damaged:
         raise CheckpointError(
-            f"pruning {store.location}: nothing is removed, since a manifest is damaged and may refer to any file: {known.damaged[0][1]}. "
+            f"pruning {store.location}: nothing is removed, since a manifest is damaged and may refer to any file: {found.damaged[0][1]}. "
             "Remove that checkpoint's folder by hand first"
         )
-    drop = policy.dropped(known.checkpoints, protected={*protected, *_newest_whole(store, known.checkpoints)})
+    drop = policy.dropped(found.checkpoints, protected={*protected, *_newest_whole(store, found.checkpoints)})
     names = {one.name for one in drop}
-    kept = [one for one in known.checkpoints if one.name not in names]
+    kept = [one for one in found.checkpoints if one.name not in names]
     referenced = {record.key(one.name) for one in kept for record in one.files}
     objects: dict[str, int] = {}
     for checkpoint in drop:
@@ -116,14 +118,14 @@ def plan(
         objects.pop(checkpoint.name.manifest_key, None)
     # Data that the last of the dropped manifests referred to, in folders whose own manifest went in an earlier prune.
     current = lease.look(store).highest
-    for name in known.uncommitted:
-        found = list(store.list(name.folder))
+    for name in found.uncommitted:
+        left = list(store.list(name.folder))
         if _exists(store, name.superseded_key) or (
             leftovers_before_s is not None
             and name.generation < current
-            and all(info.modified_s is not None and info.modified_s < leftovers_before_s for info in found)
+            and all(info.modified_s is not None and info.modified_s < leftovers_before_s for info in left)
         ):
-            objects.update((info.key, info.size) for info in found)
+            objects.update((info.key, info.size) for info in left)
     uploads: tuple[OpenUpload, ...] = ()
     if leftovers_before_s is not None:
         uploads = tuple(upload for upload in store.open_uploads(CHECKPOINTS) if _is_abandoned(upload, current, leftovers_before_s))

@@ -189,6 +189,14 @@ class Run:
             if self._spool is not None:
                 self._remember()
 
+    def made_with(self, *, base_model: str | None = None, dataset: str | None = None) -> None:
+        """Say which base model and data set this training uses, when that is known only after the run was made.
+
+        Every checkpoint names them from then on. A restore refuses another base model. What was said before and is ``None`` here stays.
+        """
+        self._base_model = base_model or self._base_model
+        self._dataset = dataset or self._dataset
+
     def _entry(self, uploader: Uploader, step: int, epoch: int | None, metrics: Mapping[str, float] | None, final: bool) -> Entry:
         return Entry(
             run=self.url,
@@ -269,16 +277,23 @@ class Run:
             return None
         if found is not None:
             try:
-                told = identity.differences(found.manifest.identity, self._identity())
+                self.go_on_with(found)
             except StagekitError:
                 shutil.rmtree(target)
                 raise
-            for sentence in told:
-                self._on_event(Message(f"step {found.step} of {self.url}: {sentence}", "warning"))
-            self._resumed = found
-            if self._uploader is not None:
-                self._uploader.protect(found.name)
         return found
+
+    def go_on_with(self, found: Checkpoint) -> None:
+        """Say that training continues from ``found``, whose files are on this machine already. ``restore`` says so by itself.
+
+        What it was made with is compared with what this training uses; differences are told, and another base model raises
+        ``CheckpointError``. From then on it is never pruned.
+        """
+        for sentence in identity.differences(found.manifest.identity, self._identity()):
+            self._on_event(Message(f"step {found.step} of {self.url}: {sentence}", "warning"))
+        self._resumed = found
+        if self._uploader is not None:
+            self._uploader.protect(found.name)
 
     def status(self) -> RunStatus:
         """What this process knows: what is pending, what failed, what is verified. Asks nobody."""

@@ -34,6 +34,7 @@ from pathlib import Path
 from ..config import StoreConfig, home_directory
 from ..errors import CheckpointError, ManifestError, OutOfSpace, SourceError, UsageError
 from .layout import CheckpointName, Metrics, check_paths, metrics_from_json, metrics_to_json, seal, unseal
+from .lease import Process
 
 _FICLONE = 0x40049409
 _SMALL = 2**20  # copying this much costs about as much as a link, and nobody can rewrite a copy
@@ -385,7 +386,9 @@ class Spool:
             for name in ("sessions", "incoming", "entries", "trash"):
                 (self.directory / name).mkdir(parents=True, exist_ok=True)
             self._session_file = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.lockf(self._session_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._session_file, json.dumps(asdict(Process.current())).encode())
+            with contextlib.suppress(OSError):  # a file system without locks, where ``_is_over`` looks at the process instead
+                fcntl.lockf(self._session_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _held.add(self._lock_path)
 
     def _dead_sessions(self) -> Iterator[str]:
@@ -398,7 +401,7 @@ class Spool:
                 continue
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                if _lock(file):
+                if _is_over(file):
                     yield session
             finally:
                 os.close(file)
@@ -422,21 +425,23 @@ def is_alive(entry: Entry) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _lock(file)
+        return not _is_over(file)
     finally:
         os.close(file)
 
 
-def _lock(file: int) -> bool:
+def _is_over(file: int) -> bool:
+    """Whether the process that made this session file has ended. Takes the lock when it has."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except BlockingIOError:
-        return False
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
-        raise
+    try:
+        return Process(**json.loads(os.pread(file, 4096, 0))).is_dead()
+    except (ValueError, TypeError):
+        return False
 
 
 def _entries(directory: Path) -> Iterator[Entry]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import CheckpointError, Conflict, Fenced, NotFound, SourceError, StagekitError, StoreError, UploadFailed
-from ..progress import Message, Progress, Stage, Subscriber, ignore
+from ..progress import Event, Message, Progress, Stage, Subscriber, ignore
 from ..store.base import Store
 from ..transfer.put import file_sha256, put_file, put_object
 from ..units import format_duration, format_size
@@ -113,7 +113,7 @@ class Uploader:
         self._url = url
         self._open_store = open_store
         self._settings = settings
-        self._on_event = on_event
+        self._subscriber = on_event
         self._changed = threading.Condition()
         self._jobs: list[_Job] = []
         self._sending: _Job | None = None
@@ -127,7 +127,7 @@ class Uploader:
         self._joined: tuple[int, str] | None = None
         self._counter = 0
         self._verified: CheckpointName | None = None
-        self._known: list[Checkpoint] | None = None
+        self._known: dict[CheckpointName, Checkpoint] | None = None
         self._protected: set[CheckpointName] = set()
         self._retry_at: float | None = None
         self._records_blocked = False
@@ -283,7 +283,7 @@ class Uploader:
 
     def _is_idle(self) -> bool:
         records = bool(self._dropping) or (bool(self._dropped) and not self._records_blocked and self._fenced is None)
-        return not self._jobs and not records
+        return not self._jobs and not records and self._sending is None  # it may still be removing what the policy drops
 
     def _is_stuck(self) -> bool:
         """Whether waiting is useless: all that is pending was refused since somebody asked for it."""
@@ -347,6 +347,15 @@ class Uploader:
     def protect(self, name: CheckpointName) -> None:
         """Never prune ``name``: a training resumed from it."""
         self._protected.add(name)
+
+    def _on_event(self, event: Event) -> None:
+        """Tell the subscriber. One that raises must not cost a checkpoint: it is called no more, and its error raised at the next save."""
+        try:
+            self._subscriber(event)
+        except Exception as error:
+            with self._changed:
+                self._subscriber = ignore
+                self._sticky.append(error)
 
     # -------------------------------------------------------------------------------------------------------- owning
 
@@ -440,6 +449,7 @@ class Uploader:
                 except Exception as error:  # whatever it is, it must surface at the next call and not die with this thread
                     self._failed(job, error)
                     continue
+                self._prune()
             self._record_dropped()
 
     def _is_work(self) -> bool:
@@ -552,10 +562,10 @@ class Uploader:
     def _reuse(self, store: Store, entry: Entry, file: PinnedFile) -> None:
         """Refer to a large file that an earlier checkpoint of this run has already, instead of sending it again."""
         if self._known is None:
-            self._known = list(catalog.read_all(store).checkpoints)
+            self._known = {one.name: one for one in catalog.read_all(store).checkpoints}
         similar = {
             (record.sha256, record.key(checkpoint.name))
-            for checkpoint in self._known
+            for checkpoint in self._known.values()
             for record in checkpoint.files
             if record.bytes == file.size and record.sample == file.sample
         }
@@ -614,20 +624,19 @@ class Uploader:
                 raise
         self._on_event(Stage("checkpoint.manifest-sent", str(entry.step)))
         self._finish(job, checkpoint)
-        self._prune(store, held)
 
     def _finish(self, job: _Job, checkpoint: Checkpoint | None) -> None:
         with self._changed:
             if checkpoint is not None:
                 self._verified = max(checkpoint.name, self._verified or checkpoint.name)
                 if self._known is not None:
-                    self._known.insert(0, checkpoint)
+                    self._known[checkpoint.name] = checkpoint
         self._on_event(Stage("checkpoint.verified", str(job.entry.step)))
         self._spool.remove(job.entry)
         self._on_event(Stage("checkpoint.unpinned", str(job.entry.step)))
         with self._changed:
             self._jobs.remove(job)
-            self._sticky.clear()
+            self._sticky = [error for error in self._sticky if not isinstance(error, CheckpointError)]  # it has healed
             job.upload._settle("verified")
             self._changed.notify_all()
 
@@ -649,7 +658,7 @@ class Uploader:
             record = SupersededRecord(entry.step, entry.dropped or "dropped", files)
             try:
                 put_object(self._open_store(), name.superseded_key, record.to_bytes())
-            except StoreError as error:
+            except (StoreError, OSError) as error:
                 with self._changed:
                     self._records_blocked = True
                     self._changed.notify_all()
@@ -660,22 +669,28 @@ class Uploader:
                 self._dropped.remove(entry)
                 self._changed.notify_all()
 
-    def _prune(self, store: Store, held: lease.Lease) -> None:
-        policy = self._settings.policy
-        if not policy.asked:
+    def _prune(self) -> None:
+        """Remove what the policy drops. Failing to costs space and no checkpoint, so it is told once and tried after the next save."""
+        policy, held = self._settings.policy, self._lease
+        if not policy.asked or held is None:
             return
+        store = self._open_store()
         try:
-            plan = retention.plan(store, policy, protected=self._protected)
+            plan = retention.plan(store, policy, protected=self._protected, known=self._known or {})
             retention.execute(store, plan, check=lambda: lease.check(store, held), on_event=self._on_event)
-        except Fenced:
-            raise
-        except StagekitError as error:
+        except Fenced as error:
+            with self._changed:
+                self._fenced = error
+                self._changed.notify_all()
+            self._on_event(Message(str(error), "error"))
+        except (StagekitError, OSError) as error:
             if "prune" not in self._told:
                 self._told.add("prune")
                 self._on_event(Message(f"old checkpoints are not removed: {error}", "warning"))
         else:
-            if plan.checkpoints:
-                self._known = None
+            for checkpoint in plan.checkpoints:
+                if self._known is not None:
+                    self._known.pop(checkpoint.name, None)
 
 
 class _Preempted(Exception):

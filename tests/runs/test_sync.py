@@ -601,3 +601,16 @@ def test_a_manifest_that_is_there_with_other_content_is_a_conflict_not_overwritt
     with pytest.raises(UploadFailed, match="exists already"):
         run.close()
     assert bytes(store.get(key)) == b"somebody else's"
+
+
+def test_a_subscriber_that_raises_costs_no_checkpoint_and_is_told(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    def broken(event: object) -> None:
+        if getattr(event, "name", "") == "checkpoint.file-sent":
+            raise ZeroDivisionError("in the subscriber")
+
+    run = make_run(on_event=broken)
+    assert save(run, tmp_path, 1).wait(20)
+    with pytest.raises(ZeroDivisionError, match="in the subscriber"):
+        save(run, tmp_path, 2)
+    run.close()
+    assert steps(store) == [2, 1]
