@@ -125,6 +125,12 @@ def home_directory(environ: Mapping[str, str] | None = None) -> Path:
     return Path(state).expanduser().absolute() / "stagekit"
 
 
+def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Where blocks are cached unless told otherwise: ``$XDG_CACHE_HOME/stagekit``, else ``~/.cache/stagekit``."""
+    env = os.environ if environ is None else environ
+    return Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "stagekit"
+
+
 def process_rank(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
     """This process's rank and the number of ranks, as launchers such as ``torchrun`` tell them (``RANK``, ``WORLD_SIZE``); 0 of 1 else."""
     env = os.environ if environ is None else environ
@@ -138,6 +144,11 @@ def process_rank(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
     if not rank < max(world_size, 1):
         raise UsageError(f"RANK={rank} and WORLD_SIZE={world_size} contradict each other; unset both, or let the launcher set them")
     return rank, max(world_size, 1)
+
+
+def has_launcher(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a launcher such as ``torchrun`` has told this process how many ranks there are."""
+    return bool((os.environ if environ is None else environ).get("WORLD_SIZE"))
 
 
 def environment_fingerprint(environ: Mapping[str, str] | None = None) -> str:

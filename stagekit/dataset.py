@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -10,12 +11,12 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import StoreConfig
-from .errors import BadDigest, Conflict, CorruptShard, InvalidReply, ManifestError, NotFound, RandomAccessRefused
+from .config import StoreConfig, cache_directory
+from .errors import BadDigest, Conflict, CorruptShard, InvalidReply, ManifestError, NotFound, RandomAccessRefused, UsageError
 from .location import Location
 from .mounts import refuse_mount
 from .parallel import each
-from .progress import Subscriber, ignore
+from .progress import Message, Subscriber, ignore
 from .shards.archive import END
 from .shards.archive import samples as parse_samples
 from .shards.index import Block, BlockTable, FieldTotals
@@ -23,8 +24,9 @@ from .shards.manifest import MANIFEST, Manifest, ShardRecord, blocks_name
 from .store import Where, open_store
 from .store.base import Data, Store
 from .store.routed import RoutedStore
-from .transfer.fetch import Fetcher, Range, fetch_object
-from .units import format_count
+from .stream.cache import ON_THIS_MACHINE, Cache, CachedFetch
+from .transfer.fetch import Fetcher, Range, fetch, fetch_object
+from .units import format_count, parse_size
 
 Sample = dict[str, Any]
 """``__key__`` and field → value."""
@@ -47,20 +49,50 @@ class Dataset:
 
     Shards that were indexed where they lie (``stagekit index``) are read there, with the same ``store`` settings.
 
+    With ``cache_limit`` (``"80GiB"``), blocks that were fetched are kept in ``cache_dir`` (``~/.cache/stagekit``) for the next epoch, job
+    or rank on this machine, and are compared with their digest each time. Data that lies here already is not cached.
+
     Example::
 
         for sample in stagekit.Dataset("s3://bucket/digits"):
             print(sample["__key__"], len(sample["png"]))
     """
 
-    def __init__(self, where: Where, *, store: StoreConfig | None = None, allow_mount: bool = False, on_event: Subscriber = ignore) -> None:
+    def __init__(
+        self,
+        where: Where,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: str | int | None = None,
+        store: StoreConfig | None = None,
+        allow_mount: bool = False,
+        on_event: Subscriber = ignore,
+    ) -> None:
+        if cache_dir is not None and cache_limit is None:
+            raise UsageError(f"cache_dir: say how much {os.fspath(cache_dir)} may hold with cache_limit=, such as cache_limit='80GiB'")
+        limit = None if cache_limit is None else parse_size(cache_limit, name="cache_limit")
         self.store: Store = open_store(where, store, on_event=on_event)
         if self.location.is_directory:
             refuse_mount(self.location.local_path, "reading a data set from", allow_mount=allow_mount)
         self.manifest: Manifest = _read_manifest(self.store)
         self.store = with_shards(self.store, self.manifest, store, allow_mount=allow_mount, on_event=on_event)
+        self.cache = None if limit is None else self._open_cache(cache_dir, limit, allow_mount, on_event)
         self._tables: dict[int, BlockTable] = {}
         self._lock = threading.Lock()
+
+    def _open_cache(self, directory: str | os.PathLike[str] | None, limit: int, allow_mount: bool, on_event: Subscriber) -> Cache | None:
+        elsewhere = (Location.parse(shard.url).scheme for shard in self.manifest.shards if shard.url is not None)
+        if ON_THIS_MACHINE.issuperset((self.location.scheme, *elsewhere)):
+            on_event(Message(f"{self.location} is on this machine already, so nothing of it is cached"))
+            return None
+        return Cache(
+            cache_directory() if directory is None else directory,
+            limit,
+            dataset=self.digest,
+            largest_block=self.manifest.largest_block,
+            allow_mount=allow_mount,
+            on_event=on_event,
+        )
 
     @property
     def location(self) -> Location:
@@ -102,7 +134,8 @@ class Dataset:
     def __iter__(self) -> Iterator[Sample]:
         blocks = range(len(self.block_samples))
         budget = max(_READ_AHEAD, self.manifest.largest_block)
-        with Fetcher(self.store, map(self.block_range, blocks), threads=8, budget_bytes=budget) as fetcher:
+        get = fetch if self.cache is None else CachedFetch(self.cache)
+        with Fetcher(self.store, map(self.block_range, blocks), threads=8, budget_bytes=budget, get=get) as fetcher:
             for block in blocks:
                 try:
                     data = next(fetcher)
@@ -111,7 +144,7 @@ class Dataset:
                 yield from self.parse(block, data)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"store": self.store, "manifest": self.manifest}
+        return {"store": self.store, "manifest": self.manifest, "cache": self.cache}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -196,9 +229,6 @@ class Dataset:
         return CorruptShard(f"{where} ({held}) cannot be read: {error}")
 
 
-_ON_THIS_MACHINE = frozenset({"file", "local", "memory"})
-
-
 def with_shards(
     store: Store, manifest: Manifest, config: StoreConfig | None = None, *, allow_mount: bool = False, on_event: Subscriber = ignore
 ) -> Store:
@@ -211,7 +241,7 @@ def with_shards(
     if not elsewhere:
         return store
     for name, location in elsewhere.items():
-        if location.scheme in _ON_THIS_MACHINE and store.location.scheme not in _ON_THIS_MACHINE:
+        if location.scheme in ON_THIS_MACHINE and store.location.scheme not in ON_THIS_MACHINE:
             raise ManifestError(
                 f"the manifest of {store.location} says that {name} lies at {location}, a path on some machine; "
                 "copy the tars to a bucket and index them there with `stagekit index`"

@@ -15,8 +15,9 @@ from ..dataset import DAMAGE, Dataset, Sample
 from ..errors import CorruptShard, ShardError, UsageError
 from ..order import Epoch, Intervals, Stretch
 from ..store.base import Data
-from ..transfer.fetch import Fetcher, Range
+from ..transfer.fetch import Fetcher, Range, fetch
 from ..units import format_size
+from .cache import CachedFetch
 
 OnBad = Literal["raise", "skip"]
 
@@ -114,14 +115,20 @@ class Reader:
         self._damaged_tables: set[int] = set()
         self._fetcher: Fetcher | None = None
         self._earlier_bytes, self._earlier_waited_s = 0, 0.0
+        self._cached = None if dataset.cache is None else CachedFetch(dataset.cache)
         self._closed = False
         # What the first list does not need is not fetched before it is there: it would take a share of the link from it.
         self._begun = threading.Event()
 
     @property
     def bytes_fetched(self) -> int:
-        """Bytes of blocks fetched so far."""
-        return self._earlier_bytes + (self._fetcher.bytes_fetched if self._fetcher else 0)
+        """Bytes of blocks fetched so far, without those that a cache had."""
+        return self._earlier_bytes + (self._fetcher.bytes_fetched if self._fetcher else 0) - self.bytes_cached
+
+    @property
+    def bytes_cached(self) -> int:
+        """Bytes of blocks that came from the cache."""
+        return 0 if self._cached is None else self._cached.cached_bytes
 
     @property
     def waited_s(self) -> float:
@@ -235,6 +242,7 @@ class Reader:
             threads=min(self._connections, len(self._dataset.block_samples)),
             budget_bytes=self._budget.ahead_bytes,
             stall_timeout_s=self._stall_timeout_s,
+            get=self._cached or fetch,
         )
         if self._closed:
             self._fetcher.close()

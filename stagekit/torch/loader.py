@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ class StreamLoader:
         same for every world size that divides it, as long as ``batch_size`` times world size is
     :param connections: ranged GETs at the same time
     :param memory: for raw bytes: one window a virtual rank of this process, and what is fetched ahead; refused when it cannot fit
+    :param cache_dir, cache_limit: keep up to that many bytes of blocks on this machine's disk, for the next epochs, jobs and other ranks
     :param on_bad: ``"skip"`` leaves out damaged blocks and samples that cannot be decoded, counts and reports them
     :param stall_timeout_s: raise ``StallTimeout`` after waiting that long for bytes; ``None`` waits for ever
     :param pin_memory: pin the tensors of a batch where CUDA is there
@@ -77,6 +79,8 @@ class StreamLoader:
         drop_last: bool = True,
         connections: int = 16,
         memory: str | int = "1GiB",
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: str | int | None = None,
         on_bad: OnBad = "raise",
         stall_timeout_s: float | None = 120.0,
         pin_memory: bool = False,
@@ -106,6 +110,8 @@ class StreamLoader:
             transform=transform,
             connections=connections,
             memory=memory,
+            cache_dir=cache_dir,
+            cache_limit=cache_limit,
             on_bad=on_bad,
             stall_timeout_s=stall_timeout_s,
             allow_mount=allow_mount,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,8 @@ class Receipt:
 
     ``expected`` samples were due: the rank's share, without a tail that ``drop_last`` left out. ``delivered`` came once each; ``dropped``
     were left out by the transform (``None``), ``skipped`` because they were damaged (``on_bad="skip"``), with the first ten ``reasons``.
-    ``bytes_fetched`` counts blocks, ``data_bytes`` is the whole data set. ``waited_s`` is how long the trainer waited for data.
+    ``bytes_fetched`` counts blocks, ``bytes_cached`` those that a cache had, ``data_bytes`` is the whole data set. ``waited_s`` is how long
+    the trainer waited for data.
     ``complete`` is false when the iteration was left early.
     """
 
@@ -38,6 +40,7 @@ class Receipt:
     skipped: int
     reasons: tuple[str, ...]
     bytes_fetched: int
+    bytes_cached: int
     data_bytes: int
     waited_s: float
     complete: bool
@@ -50,6 +53,8 @@ class Receipt:
             parts.append(f"{format_count(self.skipped)} skipped as damaged")
         share = f" ({self.bytes_fetched / self.data_bytes:.2f} of the data set)" if self.data_bytes else ""
         parts.append(f"{format_size(self.bytes_fetched)} fetched{share}")
+        if self.bytes_cached:
+            parts.append(f"{format_size(self.bytes_cached)} from the cache")
         parts.append(f"waited {format_duration(self.waited_s)} for data")
         return f"epoch {self.epoch}{'' if self.complete else ', left early'}: {', '.join(parts)}"
 
@@ -89,6 +94,8 @@ class Plan:
         transform: Transform | None,
         connections: int,
         memory: str | int,
+        cache_dir: str | os.PathLike[str] | None,
+        cache_limit: str | int | None,
         on_bad: OnBad,
         stall_timeout_s: float | None,
         allow_mount: bool,
@@ -109,7 +116,9 @@ class Plan:
             config = store or StoreConfig()
             # The connections asked for here are of no use if the store keeps fewer.
             config = replace(config, connections=max(config.connections, connections))
-            source = Dataset(source, store=config, allow_mount=allow_mount, on_event=on_event)
+            source = Dataset(source, cache_dir=cache_dir, cache_limit=cache_limit, store=config, allow_mount=allow_mount, on_event=on_event)
+        elif cache_dir is not None or cache_limit is not None:
+            raise UsageError("cache_dir and cache_limit belong to the Dataset here: give them to it, as in Dataset(url, cache_limit=…)")
         self.dataset = source
         self.shuffle, self.seed, self.window = bool(shuffle), seed, window
         self.decoder = Decoder(decode, self.dataset.fields)
@@ -221,6 +230,7 @@ def receipt_of(
         skipped=made.skipped + bad.samples,
         reasons=tuple([*bad.reasons, *made.reasons][:10]),
         bytes_fetched=reader.bytes_fetched,
+        bytes_cached=reader.bytes_cached,
         data_bytes=plan.dataset.nbytes,
         waited_s=waited_s,
         complete=complete,

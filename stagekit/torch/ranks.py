@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch.distributed
 
+from ..config import has_launcher, process_rank
 from ..errors import UsageError
 
 
@@ -26,22 +25,12 @@ def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
         return rank, world_size
     if _in_group():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    texts = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if texts[0] is None or texts[1] is None:
-        return 0, 1
-    try:
-        found = int(texts[0]), int(texts[1])
-    except ValueError:
-        raise UsageError(
-            f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} in the environment are no numbers; unset them or pass rank="
-        ) from None
-    check_ranks(*found)
-    return found
+    return process_rank()
 
 
 def ranks_known(rank: int | None) -> bool:
     """Whether ``find_ranks`` has anything to go by: before ``init_process_group`` it may not."""
-    return rank is not None or _in_group() or "WORLD_SIZE" in os.environ
+    return rank is not None or _in_group() or has_launcher()
 
 
 def _in_group() -> bool:

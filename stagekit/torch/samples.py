@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -56,6 +57,8 @@ class StreamDataset(IterableDataset[Any]):
         drop_last: bool = True,
         connections: int = 16,
         memory: str | int = "1GiB",
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: str | int | None = None,
         on_bad: OnBad = "raise",
         stall_timeout_s: float | None = 120.0,
         allow_mount: bool = False,
@@ -77,6 +80,8 @@ class StreamDataset(IterableDataset[Any]):
             transform=transform,
             connections=connections,
             memory=memory,
+            cache_dir=cache_dir,
+            cache_limit=cache_limit,
             on_bad=on_bad,
             stall_timeout_s=stall_timeout_s,
             allow_mount=allow_mount,

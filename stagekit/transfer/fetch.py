@@ -82,6 +82,8 @@ class Fetcher:
     drawn lazily, in the threads, one draw at a time. An error is raised in its range's place, after everything before it was handed out;
     then the iteration is over. A wait longer than ``stall_timeout_s`` raises ``StallTimeout`` with the object's name and what every
     fetch thread is doing. Leaving the ``with`` block, or ``close()``, stops the threads; one that is inside a read ends with that read.
+
+    ``get`` is what reads one range: ``fetch``, or something in front of it such as a cache.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Fetcher:
         threads: int = 4,
         budget_bytes: int = 16 * PIECE,
         stall_timeout_s: float | None = None,
+        get: Callable[[Store, Range], Data] = fetch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.bytes_fetched = 0
@@ -100,6 +103,7 @@ class Fetcher:
         self._ranges = iter(ranges)
         self._budget = budget_bytes
         self._stall_timeout_s = stall_timeout_s
+        self._get = get
         self._clock = clock
         self._drawing = threading.Lock()
         self._changed = threading.Condition()
@@ -204,7 +208,7 @@ class Fetcher:
         while drawn := self._draw():
             slot, wanted = drawn
             try:
-                data = fetch(self._store, wanted)
+                data = self._get(self._store, wanted)
             except BaseException as error:
                 with self._changed:
                     slot.error, slot.done = error, True

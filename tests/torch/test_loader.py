@@ -193,7 +193,7 @@ class TestRanks:
             loader(store, rank=2, world_size=2)
         monkeypatch.setenv("RANK", "x")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(UsageError, match="RANK='x' and WORLD_SIZE='2'"):
+        with pytest.raises(UsageError, match="RANK='x' is no number"):
             loader(store)
 
     def test_virtual_ranks_give_the_same_global_batches_on_1_2_and_4_ranks(self, store: FaultStore) -> None:
