@@ -198,7 +198,16 @@ class _Work:
     def _send(self) -> ShardOutcome:
         store, name = self._store, self._name
         builder = ShardBuilder()
-        with object_writer(store, name, threads=_THREADS, check=self._not_finished_by_another) as writer:
+        # A disk takes parts of any size at the same cost, and one at a time: those of the builder go as they are, without a copy.
+        on_disk = store.location.is_directory
+        with object_writer(
+            store,
+            name,
+            threads=1 if on_disk else _THREADS,
+            part_size=ShardBuilder.PIECE if on_disk else None,
+            check=self._not_finished_by_another,
+            digest=lambda: builder.result.sha256,
+        ) as writer:
             for piece in self._pieces(builder):
                 if self._pace is not None:
                     self._pace.wait(len(piece))

@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
+import bisect
 import builtins
 import hashlib
 import operator
+import queue
 import struct
 import sys
+import threading
+import weakref
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import xxhash
 
 from ..errors import CorruptShard, DuplicateKey, ManifestError, ShardError, SourceError
+from ..pieces import Pieces
 from .archive import END, RECORD, Data, member_header, padding
 from .sample import member_name
 
@@ -187,10 +192,75 @@ class _OpenBlock:
     offset: int
     size: int = 0
     samples: int = 0
-    hash: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
 
-    def close(self) -> Block:
-        return Block(self.first_sample, self.offset, self.size, self.samples, self.hash.digest())
+
+class _Digests:
+    """SHA-256 of a shard and XXH3 of its blocks, taken in a thread of their own while the next bytes are read.
+
+    The thread begins with the second piece, so a small shard has none, and ends by itself with the object or after ``finish``.
+    """
+
+    _AHEAD = 8  # pieces that may wait: the memory they take is bounded, and reading is seldom held up
+
+    def __init__(self) -> None:
+        self._hashing = _Hashing()
+        self._first: tuple[bytes, list[int]] | None = None
+        self._jobs: queue.SimpleQueue[tuple[bytes, list[int]] | None] | None = None
+        self._room = threading.Semaphore(self._AHEAD)
+
+    def add(self, piece: bytes, ends: list[int]) -> None:
+        """The next bytes of the shard; a block ends at each of the positions ``ends`` in them."""
+        if self._jobs is None:
+            if self._first is None:
+                self._first = piece, ends
+                return
+            self._start()
+        assert self._jobs is not None
+        self._room.acquire()
+        self._jobs.put((piece, ends))
+
+    def finish(self) -> tuple[str, list[bytes]]:
+        """The shard's digest as hex, and those of its blocks."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+            self._thread.join()
+        elif self._first is not None:
+            self._hashing.update(*self._first)
+        return self._hashing.sha.hexdigest(), self._hashing.blocks
+
+    def _start(self) -> None:
+        assert self._first is not None
+        self._jobs = queue.SimpleQueue()
+        self._room.acquire()
+        self._jobs.put(self._first)
+        self._thread = threading.Thread(target=_hash, args=(self._jobs, self._hashing, self._room), name="stagekit-hash", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, self._jobs.put, None)
+
+
+class _Hashing:
+    def __init__(self) -> None:
+        self.sha = hashlib.sha256()
+        self.blocks: list[bytes] = []
+        self._block = xxhash.xxh3_128()
+
+    def update(self, piece: bytes, ends: list[int]) -> None:
+        self.sha.update(piece)
+        view = memoryview(piece)
+        begin = 0
+        for end in ends:
+            self._block.update(view[begin:end])
+            self.blocks.append(self._block.digest())
+            self._block = xxhash.xxh3_128()
+            begin = end
+        self._block.update(view[begin:])
+
+
+def _hash(jobs: queue.SimpleQueue[tuple[bytes, list[int]] | None], hashing: _Hashing, room: threading.Semaphore) -> None:
+    while (job := jobs.get()) is not None:
+        hashing.update(*job)
+        del job  # its memory is free before the wait for the next one
+        room.release()
 
 
 _name = operator.itemgetter(0)
@@ -209,22 +279,23 @@ class ShardBuilder:
             send(piece)
         builder.result.table.to_bytes()
 
-    The pieces in order are the shard. Small ones are collected, so a sample may yield nothing and a later one more; a payload's large
-    pieces are handed through without a copy, and must not change before the next piece is asked for. It does no I/O of its own. Each
-    generator must be exhausted; after an exception the shard is lost and the builder refuses to go on.
+    The pieces in order are the shard. Each but the last has exactly ``PIECE`` bytes, so a small sample yields nothing and a later one
+    more. What a payload yields is copied before it is asked for more, so it may use its buffer again. Digests are taken in a thread
+    beside; it does no I/O of its own. Each generator must be exhausted; after an exception the shard is lost and the builder refuses to
+    go on.
     """
 
-    # Pieces below this are worth copying together: fewer, larger calls of hash and network.
-    _SMALL = 64 * 1024
-    _COLLECT = 1024 * 1024
+    PIECE = 2**20  # a piece is still in the processor's cache when it is hashed and sent
 
     def __init__(self, *, block_size: int = BLOCK_SIZE) -> None:
         self._block_size = block_size
-        self._sha = hashlib.sha256()
-        self._pending = bytearray()
+        self._digests = _Digests()
+        self._pieces = Pieces(self.PIECE)
+        self._yielded = 0
+        self._ends: list[int] = []
         self._offset = 0
         self._offsets = array("Q")
-        self._blocks: list[Block] = []
+        self._blocks: list[_OpenBlock] = []
         self._block = _OpenBlock(0, 0)
         self._fields: dict[str, list[int]] = {}
         self._last_key: str | None = None
@@ -250,7 +321,7 @@ class ShardBuilder:
         """
         self._go_on()
         ordered = sorted(fields, key=_name)
-        headers: list[bytes] = []
+        headers: list[builtins.bytes] = []
         total = 0
         before: str | None = None
         for name, size, _ in ordered:
@@ -267,41 +338,33 @@ class ShardBuilder:
         self._broken = True
         block = self._block
         if block.size and block.size + total > self._block_size:
-            yield from self._flush()
-            self._blocks.append(block.close())
-            self._block = block = _OpenBlock(len(self._offsets), self._offset)
+            self._close_block()
+            block = self._block
         self._offsets.append(self._offset)
         self._offset += total
         block.size += total
         block.samples += 1
-        pending = self._pending
+        add = self._pieces.add
         for head, (name, size, pieces) in zip(headers, ordered, strict=True):
-            pending += head
+            add(head)
             left = size
             for piece in pieces:
-                length = piece.nbytes if isinstance(piece, memoryview) else len(piece)
-                left -= length
+                left -= piece.nbytes if isinstance(piece, memoryview) else len(piece)
                 if left < 0:
                     break
-                if length < self._SMALL:
-                    pending += piece
-                else:
-                    yield from self._flush()
-                    self._hash(piece)
-                    yield piece
-                    pending = self._pending
+                if add(piece):
+                    yield from self._full()
             if left:
                 raise SourceError(
                     f"the field {name!r} of the sample {key!r} was announced with {size} bytes and has "
                     f"{'more' if left < 0 else f'only {size - left}'}: it changed while it was read. Try again when nothing writes to it"
                 )
-            pending += padding(size)
+            add(padding(size))
             totals = self._fields.get(name) or self._fields.setdefault(name, [0, 0])
             totals[0] += 1
             totals[1] += size
-            if len(pending) >= self._COLLECT:
-                yield from self._flush()
-                pending = self._pending
+        if len(self._pieces) >= self.PIECE:
+            yield from self._full()
         self._broken = False
 
     def finish(self) -> Iterator[Data]:
@@ -313,15 +376,22 @@ class ShardBuilder:
         if not self._offsets:
             raise ShardError("a shard without a sample cannot be finished")
         self._broken = True
-        yield from self._flush()
-        self._blocks.append(self._block.close())
-        self._sha.update(END)
-        yield END
+        self._close_block()
+        if self._pieces.add(END):
+            yield from self._full()
+        if len(self._pieces):
+            yield self._hashed(self._pieces.rest())
+        sha256, digests = self._digests.finish()
         self._result = BuiltShard(
             bytes=self._offset + len(END),
             samples=len(self._offsets),
-            sha256=self._sha.hexdigest(),
-            table=BlockTable(tuple(self._blocks)),
+            sha256=sha256,
+            table=BlockTable(
+                tuple(
+                    Block(block.first_sample, block.offset, block.size, block.samples, digest)
+                    for block, digest in zip(self._blocks, digests, strict=True)
+                )
+            ),
             index=index_to_bytes([*self._offsets, self._offset]),
             fields={name: FieldTotals(*self._fields[name]) for name in sorted(self._fields)},
         )
@@ -337,13 +407,18 @@ class ShardBuilder:
         if self._broken or self._result is not None:
             raise ShardError("this shard is finished, or one of its samples failed; start a new one")
 
-    def _flush(self) -> Iterator[Data]:
-        if self._pending:
-            # A new buffer for what follows: the receiver may keep this one.
-            ready, self._pending = self._pending, bytearray()
-            self._hash(ready)
-            yield ready
+    def _close_block(self) -> None:
+        self._blocks.append(self._block)
+        self._ends.append(self._offset)
+        self._block = _OpenBlock(len(self._offsets), self._offset)
 
-    def _hash(self, piece: Data) -> None:
-        self._sha.update(piece)
-        self._block.hash.update(piece)
+    def _full(self) -> Iterator[Data]:
+        for piece in self._pieces.full():
+            yield self._hashed(piece)
+
+    def _hashed(self, piece: builtins.bytes) -> Data:
+        begin, self._yielded = self._yielded, self._yielded + len(piece)
+        reached = bisect.bisect_right(self._ends, self._yielded)
+        self._digests.add(piece, [end - begin for end in self._ends[:reached]])
+        del self._ends[:reached]
+        return piece

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadDigest, SourceError
+from ..pieces import Pieces
 from ..store.base import Data, Multipart, Store
 from .fetch import fetch_pieces
 
@@ -107,20 +108,23 @@ def _read(file: object, size: int) -> bytes:
 
 
 class ObjectWriter:
-    """An object of unknown length on its way into a store, with at most ``threads + 1`` parts in memory. Made by ``object_writer``.
+    """An object of unknown length on its way into a store, with at most ``threads + 2`` parts in memory. Made by ``object_writer``.
 
     A part that fails raises at the next ``write`` or at the end of the block, whichever comes first.
     """
 
-    def __init__(self, store: Store, key: str, *, threads: int, part_size: int) -> None:
+    def __init__(self, store: Store, key: str, *, threads: int, part_size: int, digest: Callable[[], str] | None) -> None:
         self.key = key
         self.size = 0
         self._store = store
-        self._part_size = part_size
         self._threads = threads
-        self._sha256 = hashlib.sha256()
+        self._sha256 = None
+        if digest is None:
+            self._sha256 = hashlib.sha256()
+            digest = self._sha256.hexdigest
+        self._digest = digest
         self._md5s: list[bytes] | None = None if store.checks_digest() else []
-        self._buffer = bytearray()
+        self._pieces = Pieces(part_size)
         self._stack = ExitStack()
         self._senders: _PartSenders | None = None
         self._parts = 0
@@ -136,22 +140,15 @@ class ObjectWriter:
     def write(self, data: Data) -> None:
         """Append ``data``. It may be reused by the caller once this returns, unless it is ``bytes``."""
         self.size += len(data)
-        self._sha256.update(data)
-        if not self._buffer and len(data) == self._part_size and isinstance(data, bytes):
-            self._send(data)  # a whole part as it is, not copied
-            return
-        view = memoryview(data)
-        while len(view):
-            taken = view[: self._part_size - len(self._buffer)]
-            self._buffer += taken
-            view = view[len(taken) :]
-            if len(self._buffer) == self._part_size:
-                full, self._buffer = self._buffer, bytearray()
-                self._send(full)
+        if self._sha256 is not None:
+            self._sha256.update(data)
+        if self._pieces.add(data):
+            for part in self._pieces.full():
+                self._send(part)
 
     def _send(self, part: Data) -> None:
         if self._senders is None:
-            multipart = self._stack.enter_context(self._store.multipart(self.key, part_size=self._part_size))
+            multipart = self._stack.enter_context(self._store.multipart(self.key, part_size=self._pieces.size))
             # Entered after the multipart, so that it is left first: no part may arrive behind the abort or the completion.
             self._senders = self._stack.enter_context(_PartSenders(multipart, self._threads, self.key))
         if self._md5s is not None:
@@ -160,20 +157,21 @@ class ObjectWriter:
         self._parts += 1
 
     def _finish(self, check: Callable[[], None] | None) -> None:
+        rest = self._pieces.rest()
         if self._senders is None:
             if check is not None:
                 check()
             if self._md5s is not None:
-                self._md5s.append(hashlib.md5(self._buffer, usedforsecurity=False).digest())
-            self._store.put(self.key, self._buffer)
+                self._md5s.append(hashlib.md5(rest, usedforsecurity=False).digest())
+            self._store.put(self.key, rest)
         else:
-            if self._buffer:
-                self._send(self._buffer)
+            if rest:
+                self._send(rest)
             self._senders.wait()
             if check is not None:
                 check()
         self._stack.close()
-        self._stored = _verify(self._store, self.key, self.size, self._sha256.hexdigest(), _expected_etag(self._md5s, self._parts))
+        self._stored = _verify(self._store, self.key, self.size, self._digest(), _expected_etag(self._md5s, self._parts))
 
     def _abandon(self, error: BaseException) -> None:
         self._stack.__exit__(type(error), error, error.__traceback__)
@@ -181,14 +179,21 @@ class ObjectWriter:
 
 @contextmanager
 def object_writer(
-    store: Store, key: str, *, threads: int = 2, part_size: int | None = None, check: Callable[[], None] | None = None
+    store: Store,
+    key: str,
+    *,
+    threads: int = 2,
+    part_size: int | None = None,
+    check: Callable[[], None] | None = None,
+    digest: Callable[[], str] | None = None,
 ) -> Iterator[ObjectWriter]:
     """Write an object of unknown length: ``with object_writer(store, key) as w: w.write(…)``, then ``w.stored``.
 
     Leaving the block normally makes the object visible and verifies it. Leaving it by an exception, ``check`` raising, or a killed
-    process leaves nothing visible under ``key``. An object shorter than one part goes as a single put.
+    process leaves nothing visible under ``key``. An object shorter than one part goes as a single put. ``digest`` is asked at the end
+    for the sha-256 of all that was written, when somebody else takes it; without it the writer does.
     """
-    writer = ObjectWriter(store, key, threads=threads, part_size=part_size or PART_SIZE)
+    writer = ObjectWriter(store, key, threads=threads, part_size=part_size or PART_SIZE, digest=digest)
     try:
         yield writer
         writer._finish(check)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+import threading
 from collections.abc import Iterator
 from itertools import pairwise, repeat
 
@@ -232,24 +233,33 @@ def test_a_payload_without_an_end_is_not_read_for_ever() -> None:
         list(ShardBuilder().sample("a", [("txt", 3, repeat(b"xx"))]))
 
 
-def test_large_pieces_pass_without_a_copy_and_small_ones_are_collected() -> None:
+def test_all_pieces_but_the_last_have_one_size() -> None:
     builder = ShardBuilder()
-    large = bytes(200_000)
-    small = [part for number in range(100) for part in builder.sample(f"s{number}", [("txt", 3, [b"abc"])])]
-    assert small == []
-    parts = list(builder.sample("big", [("bin", len(large) + 2, [b"x", large, b"y"])]))
-    assert len(parts) == 2
-    assert parts[1] is large
-    assert b"".join([*parts, *builder.finish()])[: len(parts[0])] == parts[0]
+    sizes = [len(part) for number in range(3000) for part in builder.sample(f"s{number}", [("txt", 2000, [b"x" * 2000])])]
+    sizes += [len(part) for part in builder.sample("large", [("bin", 5 * 2**20, [bytes(5 * 2**20)])])]
+    assert set(sizes) == {ShardBuilder.PIECE}
+    last = [len(part) for part in builder.finish()]
+    assert len(last) == 1
+    assert sum(sizes + last) == builder.result.bytes
 
 
-def test_memory_stays_small() -> None:
+def test_the_digests_of_many_pieces_and_blocks() -> None:
+    """Blocks that end where a piece does, and elsewhere: digests are taken in another thread, of pieces that know nothing of blocks."""
+    content = {f"{number:03d}": {"bin": bytes([number]) * 2**17} for number in range(70)}
+    content |= {f"exact{number}": {"bin": bytes([number]) * (2**18 - 512)} for number in range(20)}
+    data, built = build(content, block_size=2**20, piece=100_000)
+    assert built.sha256 == hashlib.sha256(data).hexdigest()
+    assert len(built.table.blocks) > 10
+    assert all(block.digest == block_digest(data[block.offset : block.end]) for block in built.table.blocks)
+
+
+def test_a_builder_that_is_given_up_leaves_no_thread() -> None:
     builder = ShardBuilder()
-    longest = 0
-    for number in range(3000):
-        for part in builder.sample(f"s{number}", [("txt", 2000, [b"x" * 2000])]):
-            longest = max(longest, len(part))
-    assert 10**6 < longest < 2 * 10**6
+    assert len(list(builder.sample("large", [("bin", 5 * 2**20, [bytes(5 * 2**20)])]))) == 5
+    (hashing,) = (thread for thread in threading.enumerate() if thread.name == "stagekit-hash")
+    del builder
+    hashing.join(10)
+    assert not hashing.is_alive()
 
 
 @pytest.mark.parametrize(
