@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from stagekit.store import open_store
 from stagekit.testing.rclone import RcloneServer
 
 STAGEKIT = Path(sys.executable).with_name("stagekit")
@@ -144,7 +145,7 @@ def test_no_process_but_the_kept_server_is_left(kept: tuple[Played, Path]) -> No
     demo.records.remove(record)
 
 
-def test_against_a_bucket_of_the_users(tmp_path: Path) -> None:
+def test_against_a_bucket_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RcloneServer(tmp_path / "store") as server:
         (server.root / "my-bucket").mkdir()
         env = {
@@ -159,12 +160,14 @@ def test_against_a_bucket_of_the_users(tmp_path: Path) -> None:
         assert not (tmp_path / "work" / "stagekit-demo").exists()
         assert processes_at(tmp_path / "work") == []
 
-        (server.root / "my-bucket" / "other").mkdir()
-        (server.root / "my-bucket" / "other" / "thesis.tex").write_text("mine")
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        other = open_store("s3://my-bucket/other")
+        other.put("thesis.tex", b"mine")
         refused = play(tmp_path / "work", "s3://my-bucket/other", env=env)
         assert refused.end() == 2
         assert "is not empty (it holds thesis.tex)" in refused.of("error")[0]["message"]
-        assert (server.root / "my-bucket" / "other" / "thesis.tex").read_text() == "mine"
+        assert [found.key for found in other.list()] == ["thesis.tex"]
 
 
 MOMENTS: dict[str, Callable[[Record], bool]] = {
