@@ -113,7 +113,6 @@ def test_the_outcome(kept: tuple[Played, Path]) -> None:
     assert result["problems"] == []
     assert result["accuracy"] >= 0.95
     assert result["bit_equal"] is True
-    assert result["seconds"] < 120
     [verdict] = [record for record in demo.of("output") if record["command"] == ["teardown"]]
     assert verdict["exit_code"] == 0
     assert "YES" in verdict["text"]
