@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,10 +28,11 @@ HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     shards = []
+    urls = st.sampled_from([None, "s3://bucket/a b/x.tar", "/data/é.tar"])
     for number in range(draw(st.integers(1, 4))):
         counts = draw(st.lists(st.integers(1, 10**6), min_size=1, max_size=4))
         size = sum(counts) * 512 * 3 + 1024 + draw(st.integers(0, 2**40))
-        shards.append(ShardRecord(shard_name(number), size, sum(counts), draw(HEX), draw(HEX), draw(HEX), tuple(counts)))
+        shards.append(ShardRecord(shard_name(number), size, sum(counts), draw(HEX), draw(HEX), draw(HEX), tuple(counts), draw(urls)))
     samples = sum(shard.samples for shard in shards)
     fields = {"jpg": FieldTotals(samples, draw(st.integers(0, samples)))}
     for name in draw(st.sets(st.text("abcé.", min_size=1, max_size=8), max_size=1)):
@@ -222,3 +224,54 @@ def test_wids_json_is_what_wids_asks_for() -> None:
     assert found["wids_version"] == 1
     assert [(shard["url"], shard["nsamples"]) for shard in found["shardlist"]] == [("shards/000000.tar", 3), ("shards/000001.tar", 1)]
     assert found["name"].startswith("stagekit-")
+
+
+def test_a_shard_that_lies_elsewhere_keeps_the_digest_and_has_a_url() -> None:
+    there = Manifest.from_bytes((golden.FOLDER / "manifest.json").read_bytes(), source=SOURCE)
+    apart = Manifest(tuple(replace(shard, url=f"s3://bucket/{shard.name}") for shard in there.shards), there.fields, there.largest_block)
+    assert apart.digest == there.digest
+    assert Manifest.from_bytes(apart.to_bytes(), source="m") == apart
+    assert b'"url"' not in there.to_bytes()
+    assert apart.gathered().to_bytes() == there.to_bytes()
+    assert [shard["url"] for shard in json.loads(apart.to_bytes())["shards"]] == [f"s3://bucket/{shard.name}" for shard in there.shards]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "x.tar",
+        "./x.tar",
+        "../x.tar",
+        "/a/../x.tar",
+        "/a//x.tar",
+        "/a/x.tgz",
+        "/.tar",
+        "s3://bucket/../x.tar",
+        "s3://bucket/a//x.tar",
+        "s3://bucket/a\\x.tar",
+        "s3://bucket/\u202ex.tar",
+        "s3://key:secret@bucket/x.tar",
+        "s3://bucket/x.tar/",
+        "S3://bucket/x.tar",
+        "file:///a/x.tar",
+        "s3:bucket/x.tar",
+        5,
+        None,
+        ["s3://bucket/x.tar"],
+    ],
+)
+def test_urls_that_no_shard_can_have(url: object) -> None:
+    value = json.loads((golden.FOLDER / "manifest.json").read_bytes())
+    value["shards"][0]["url"] = url
+    with pytest.raises(
+        ManifestError, match=r"the URL of shard 0 is null|shard 0 has a URL that is no text|shard 0 lies at .*; a URL is absolute"
+    ):
+        Manifest.from_bytes(handmade.manifest(value), source="m")
+
+
+@pytest.mark.parametrize("url", ["/a/x.tar", "s3://bucket/x.tar", "s3://profile@bucket/a b/%2F+#.tar", "hf://datasets/me/it/x.tar"])
+def test_urls_that_a_shard_can_have(url: str) -> None:
+    value = json.loads((golden.FOLDER / "manifest.json").read_bytes())
+    value["shards"][0]["url"] = url
+    assert Manifest.from_bytes(handmade.manifest(value), source="m").shards[0].url == url
