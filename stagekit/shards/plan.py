@@ -11,10 +11,10 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..errors import DuplicateKey, UsageError
-from .archive import END, member_bytes
+from .archive import END, LARGEST_MEMBER, RECORD, member_bytes
 from .index import FieldTotals
 from .manifest import shard_name
 from .sample import member_name, split_name
@@ -24,8 +24,7 @@ Dots = Literal["refuse", "field", "rewrite"]
 _SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedField:
+class PlannedField(NamedTuple):
     """A field that will be written: its size in bytes, and what its source calls it (a path, a row)."""
 
     field: str
@@ -42,8 +41,12 @@ class PlannedSample:
 
     @property
     def bytes(self) -> int:
-        """Bytes it takes in a shard, headers and padding included."""
-        return sum(member_bytes(member_name(self.key, field.field), field.size) for field in self.fields)
+        """Bytes it takes in a shard, headers and padding included. Raises ``KeyNotAllowed`` for what a shard cannot hold."""
+        total = 0
+        for extension, size, _ in self.fields:
+            name = member_name(self.key, extension)
+            total += RECORD + size + -size % RECORD if size <= LARGEST_MEMBER else member_bytes(name, size)
+        return total
 
 
 class SampleRange(Sequence[PlannedSample]):
@@ -147,10 +150,12 @@ def plan(samples: Iterable[PlannedSample], *, shard_size: int, samples_per_shard
         if size > shard_size:
             oversized.append(number)
         shards.append(PlannedShard(number, name, tuple(current), size))
-        digest.update(f"shard {name} {size}\n".encode())
+        # Names hold no newline, so the lines are unambiguous.
+        lines = [f"shard {name} {size}\n"]
         for sample in current:
-            # Names hold no newline, so the lines are unambiguous.
-            digest.update(f"sample {sample.key}\n".encode() + b"".join(f"{f.size} {f.field}\n".encode() for f in sample.fields))
+            lines.append(f"sample {sample.key}\n")
+            lines += [f"{planned.size} {planned.field}\n" for planned in sample.fields]
+        digest.update("".join(lines).encode())
         current = []
         size = len(END)
 
@@ -202,6 +207,8 @@ def _plan_range(samples: SampleRange, shard_size: int, samples_per_shard: int | 
 
 
 def _ordered(sample: PlannedSample) -> PlannedSample:
+    if len(sample.fields) == 1:
+        return sample
     fields = tuple(sorted(sample.fields, key=lambda field: field.field))
     if not fields:
         raise UsageError(f"the sample {sample.key!r} has no field; a shard cannot hold it")
@@ -229,9 +236,13 @@ def near_duplicates(keys: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     """Groups of different keys that are equal when case and Unicode normalisation (NFC, NFD) are ignored, sorted."""
     groups: dict[str, list[str]] = {}
     for key in keys:
-        folded = key.lower() if key.isascii() else unicodedata.normalize("NFC", unicodedata.normalize("NFD", key).casefold())
-        groups.setdefault(folded, []).append(key)
+        groups.setdefault(folded(key), []).append(key)
     return tuple(sorted(tuple(sorted(group)) for group in groups.values() if len(group) > 1))
+
+
+def folded(key: str) -> str:
+    """``key`` without what people and file systems mix up: case and Unicode normalisation."""
+    return key.lower() if key.isascii() else unicodedata.normalize("NFC", unicodedata.normalize("NFD", key).casefold())
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +275,9 @@ def group(files: Iterable[tuple[str, int, str]], *, dots: Dots = "refuse") -> Gr
     samples: list[PlannedSample] = []
     rewritten: dict[str, list[PlannedField]] = {}
     for key, found in groups.items():
+        if len(found) == 1 and dots != "rewrite":
+            samples.append(PlannedSample(key, (found[0][1],)))
+            continue
         refs = _same_last_extension(found)
         if dots == "refuse" and refs:
             clashes[key] = refs

@@ -47,8 +47,7 @@ def member_name(key: str, field: str) -> str:
     Raises ``KeyNotAllowed``, showing key and field, for what ``docs/format.md`` 2.2 refuses.
     """
     name = f"{key}.{field}"
-    check_field(field)
-    if len(name) <= NAME_BYTES and name.isascii() and _PLAIN_KEY.fullmatch(key):
+    if is_plain(key, field):
         return name
     if not key or key.endswith("/"):
         raise _not_allowed(name, "its key has no name in front of the first dot")
@@ -56,6 +55,15 @@ def member_name(key: str, field: str) -> str:
         raise _not_allowed(name, f"the key {key!r} has a dot in its last component, so a reader would find another key; replace the dot")
     check_member(name)
     return name
+
+
+def is_plain(key: str, field: str) -> bool:
+    """Whether nothing about key and field needs a closer look: the quick way to know most of what is allowed.
+
+    Raises ``KeyNotAllowed`` for a field that is no field name.
+    """
+    check_field(field)
+    return len(key) + len(field) < NAME_BYTES and field.isascii() and _PLAIN_KEY.fullmatch(key) is not None
 
 
 @lru_cache(maxsize=1024)

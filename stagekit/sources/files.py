@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..errors import KeyNotAllowed, SourceError, UsageError
 from ..shards.plan import Dots, PlannedField, PlannedSample, group
-from ..shards.sample import check_member, member_name, split_name
+from ..shards.sample import check_member, is_plain, member_name, split_name
 from .base import Bad, Listing, OnBad
 from .glob import matcher
 
@@ -61,7 +61,7 @@ class Files:
         self._source = source
         self._rules = rules
         self._included = matcher(rules.include) if rules.include else None
-        self._excluded = matcher(rules.exclude)
+        self._excluded = matcher(rules.exclude) if rules.exclude else None
         self._listing = Listing([])
         self._packed: list[tuple[str, int, str]] = []
         self._without_extension: list[str] = []
@@ -79,11 +79,10 @@ class Files:
 
     def may_enter(self, path: str) -> bool:
         """Whether the file or directory at ``path``, in a directory that was entered, may be packed; counted when not."""
-        name = path.rpartition("/")[2]
-        if name.startswith("."):
-            self.skip("AppleDouble files" if name.startswith("._") else "dot-files")
+        if path.startswith(".", path.rfind("/") + 1):
+            self.skip("AppleDouble files" if path.startswith("._", path.rfind("/") + 1) else "dot-files")
             return False
-        if self._excluded(path):
+        if self._excluded is not None and self._excluded(path):
             self.skip("excluded by a pattern")
             return False
         return True
@@ -98,9 +97,12 @@ class Files:
         if self._included is not None and not self._included(path):
             self.skip("not matched by an include pattern")
             return
+        name = split_name(path)
+        if name is not None and is_plain(*name):
+            self._packed.append((path, size, path))
+            return
         try:
             check_member(path)  # first, so that no name that is not UTF-8 gets into another message
-            name = split_name(path)
             if name is None:
                 self._without_extension.append(path)
                 return

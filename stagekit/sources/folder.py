@@ -16,8 +16,11 @@ from ..store.base import Data
 from .base import Listing, Payload
 from .files import FileRules, Files, text_of
 
-_SMALL = 8 * 2**20  # a sample up to this size is read whole, which costs one system call a file and moves every error to the front
+SMALL = 8 * 2**20  # a sample up to this size is read whole, which costs one system call a file and moves every error to the front
 _PIECE = 2**20
+# Without O_NONBLOCK, opening a pipe that took the file's place would wait for ever.
+_FOLLOW = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_STAY = _FOLLOW | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,16 @@ class FolderSource:
         return _Walk(self).listing()
 
     def read(self, sample: PlannedSample) -> Payload:
-        small = sum(planned.size for planned in sample.fields) <= _SMALL
+        small = sum([size for _, size, _ in sample.fields]) <= SMALL
+        follow = self.symlinks == "follow"
         payload: Payload = []
-        for planned in sample.fields:
-            text = text_of(planned.ref)
+        for name, size, ref in sample.fields:
+            text = text_of(ref)
             if text is not None:
-                payload.append((planned.field, planned.size, (text,)))
+                payload.append((name, size, (text,)))
                 continue
-            opened = _OpenedLate(os.path.join(self.path, planned.ref), planned.size, self.symlinks == "follow")
-            payload.append((planned.field, planned.size, (opened.whole(),) if small else opened.checked()))
+            opened = OpenedLate(f"{self.path}/{ref}", size, follow)
+            payload.append((name, size, (opened.whole(),) if small else opened.checked()))
         return payload
 
 
@@ -119,14 +123,15 @@ class _Walk:
                 files.skip("sockets, pipes and devices")
 
 
-class _OpenedLate:
+class OpenedLate:
     """One file that must still be what it was when it was listed."""
+
+    __slots__ = ("_flags", "_path", "_size")
 
     def __init__(self, path: str, size: int, follow: bool) -> None:
         self._path = path
         self._size = size
-        # Without O_NONBLOCK, opening a pipe that took the file's place would wait for ever.
-        self._flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+        self._flags = _FOLLOW if follow else _STAY
 
     def whole(self) -> Data:
         """The content, in one read: it asks for a byte too many, so that a file that grew is noticed by the same call."""
