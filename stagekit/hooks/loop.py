@@ -129,6 +129,8 @@ class Run(runs.Run):
             self._finish_backlog()
         if ranks.several:
             self._share_session(ranks)
+        digest = getattr(getattr(state.get("loader"), "dataset", None), "digest", None)
+        self._dataset = digest if isinstance(digest, str) else None
         _, uploader = self._begin()
         termination = ending.Termination(self.grace_s, uploader.hurry)
         loop = _Loop(self, ranks, state, every_s, termination, monotonic)

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,17 @@ def test_a_loader_whose_state_json_cannot_hold_is_kept_by_torch(machine: Callabl
     assert "loader.pt" in {record.path for record in found.files}
     again = Training(seed=2)
     assert train(machine(), again, epochs=2) == [1] * BATCHES
+
+
+def test_the_data_sets_digest_is_pinned_and_another_one_is_told(
+    machine: Callable[..., Run], store: FaultStore, events: list[Event]
+) -> None:
+    for epochs, digest in ((1, "aa"), (2, "bb")):
+        training = Training()
+        training.loader.dataset = SimpleNamespace(digest=digest)  # type: ignore[attr-defined]  # as StreamLoader has one
+        train(machine(), training, epochs=epochs)
+    assert [one.manifest.identity["dataset"] for one in catalog.read_all(store).checkpoints] == ["bb", "aa"]
+    assert any(isinstance(event, Message) and "was trained on the data set aa, now it is bb" in event.text for event in events)
 
 
 def test_torch_is_loaded_by_the_loop_only() -> None:
