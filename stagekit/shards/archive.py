@@ -248,6 +248,24 @@ def _entry(cursor: _Cursor, head: bytes, first: int) -> _Entry:
     return _Entry(name, found, size, first)
 
 
+def _plain_entry(head: bytes, first: int) -> _Entry | None:
+    """The member whose header is ``head``, when ``samples`` would take it for a plain one; ``None`` sends it to the full grammar."""
+    size = _sizes.get(head[124:136])
+    if size is None:
+        size = _learn_size(head[124:136])
+    total = _sums.get(head[148:156])
+    if total is None:
+        total = _learn_sum(head[148:156])
+    tail = head[156:]
+    if tail != _TAIL:
+        extra = _tails.get(tail)
+        total -= _learn_tail(tail) if extra is None else extra
+    if zlib.adler32(head[:156]) & 0xFFFF != total or size < 0:
+        return None
+    name = head[:100].partition(b"\0")[0]
+    return None if not name or name.endswith(b"/") else _Entry(name, "file", size, first)
+
+
 def _extension(cursor: _Cursor, size: int, offset: int) -> bytes:
     # Checked before anything is read: a forged length must not make us allocate.
     if size > LARGEST_EXTENSION:
@@ -533,7 +551,7 @@ class ArchiveReader:
             if head == _ZEROS:
                 self.ended = True
                 break
-            entry = _entry(cursor, head, first)
+            entry = _plain_entry(head, first) or _entry(cursor, head, first)
             self.reach = cursor.offset + entry.size + -entry.size % RECORD
             if entry.kind == "file":
                 payload = cursor.pieces(entry.size, f"the {entry.size} bytes of {entry.name!r}")
@@ -545,7 +563,8 @@ class ArchiveReader:
                 self.skipped_names.setdefault(entry.kind, entry.name.decode(errors="backslashreplace"))
                 cursor.skip(entry.size, f"the {entry.size} bytes of {entry.name!r}")
             at = cursor.offset
-            _check_padding(cursor.read(-entry.size % RECORD, "the padding behind a member"), source, at)
+            if entry.size % RECORD:
+                _check_padding(cursor.read(-entry.size % RECORD, "the padding behind a member"), source, at)
             self.end = cursor.offset
         at = cursor.offset
         if cursor.read(RECORD, "the second of two end blocks") != _ZEROS:
@@ -582,6 +601,11 @@ class _StreamCursor:
             yield piece
 
     def read(self, size: int, expected: str) -> bytes:
+        if self._on_bytes is None and size <= len(self._chunk):
+            found = bytes(self._chunk[:size])
+            self._chunk = self._chunk[size:]
+            self._offset += size
+            return found
         return b"".join(self.pieces(size, expected))
 
     def skip(self, size: int, expected: str) -> None:
