@@ -19,10 +19,10 @@ from ..errors import NotFound, SourceError
 from ..location import Location
 from ..parallel import each
 from ..progress import Progress, Stage, Subscriber, ignore
-from ..shards.index import BuiltShard, FieldTotals, ShardBuilder
+from ..shards.index import Batch, BuiltShard, FieldTotals, ShardBuilder
 from ..shards.manifest import ShardRecord, blocks_name, index_name
 from ..shards.plan import PlannedSample, PlannedShard
-from ..sources.base import Bad, OnBad, Payload, Source
+from ..sources.base import Bad, InOrder, OnBad, Read, Source
 from ..store import open_store
 from ..store.base import Data, ObjectInfo, Store
 from ..transfer.put import Stored, object_writer, part_size_for, put_object
@@ -118,35 +118,45 @@ class _Work:
 
     def _pieces(self, builder: ShardBuilder) -> Iterator[Data]:
         """The shard's bytes, made from the samples that can be read."""
-        count = 0
         done = 0
-        for sample, payload in self._read(sample for sample in self._job.shard.samples if sample.key not in self._bad):
+        for read in self._read():
+            if isinstance(read, Batch):
+                for piece in builder.batch(read):
+                    done += len(piece)
+                    yield piece
+                self._report(done)
+                continue
+            key, payload = read
+            if key in self._bad:
+                continue
             if isinstance(payload, SourceError):
-                self._skip(sample.key, payload)
+                self._skip(key, payload)
                 continue
             try:
-                for piece in builder.sample(sample.key, payload):
+                for piece in builder.sample(key, payload):
                     done += len(piece)
                     yield piece
             except SourceError as error:
-                self._skip(sample.key, error)
+                self._skip(key, error)
                 raise _SampleSpoiled from error
-            count += 1
             self._report(done)
-        if not count:
+        if not builder.samples:
             raise _NothingLeft
         yield from builder.finish()
 
-    def _read(self, samples: Iterator[PlannedSample]) -> Iterator[tuple[PlannedSample, Payload | SourceError]]:
-        source = self._job.source
+    def _read(self) -> Iterator[Read]:
+        source, samples = self._job.source, self._job.shard.samples
+        if isinstance(source, InOrder):
+            return source.read_in_order(samples)
 
-        def read(sample: PlannedSample) -> tuple[PlannedSample, Payload | SourceError]:
+        def read(sample: PlannedSample) -> Read:
             try:
-                return sample, source.read(sample)
+                return sample.key, source.read(sample)
             except SourceError as error:
-                return sample, error
+                return sample.key, error
 
-        return map(read, samples) if source.readers == 1 else each(read, samples, threads=source.readers)
+        wanted = (sample for sample in samples if sample.key not in self._bad)
+        return map(read, wanted) if source.readers == 1 else each(read, wanted, threads=source.readers)
 
     def _skip(self, key: str, error: SourceError) -> None:
         if self._job.on_bad == "raise":

@@ -15,9 +15,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+import numpy as np
 
 from ..errors import CorruptShard, DuplicateKey, KeyNotAllowed
 from .sample import NAME_BYTES, check_member, cut_name, is_meta, split_name
@@ -95,6 +97,26 @@ def member_header(name: str, size: int) -> bytes:
     front = b"%b%b%011o\0%b" % (encoded.ljust(NAME_BYTES, b"\0"), _OWNER, size, _MTIME)
     # The low half of an Adler-32 is 1 + the sum of the bytes modulo 65,521, which 148 bytes never reach.
     return b"%b%06o\0 %b" % (front, (zlib.adler32(front) & 0xFFFF) - 1 + rest, tail)
+
+
+def member_headers(names: Sequence[str], sizes: Sequence[int]) -> bytes:
+    """The headers of many members in one text, for names that were checked already: several times faster than one by one."""
+    encoded = [name.encode() for name in names]
+    if max(map(len, encoded), default=0) > NAME_BYTES or max(sizes, default=0) > LARGEST_MEMBER:
+        return b"".join(map(member_header, names, sizes))
+    headers = np.empty((len(names), RECORD), np.uint8)
+    headers[:] = np.frombuffer(bytes(NAME_BYTES) + _OWNER + bytes(12) + _MTIME + b" " * 8 + _TAIL, np.uint8)
+    headers[:, :NAME_BYTES] = np.array(encoded, f"S{NAME_BYTES}").view(np.uint8).reshape(-1, NAME_BYTES)
+    headers[:, 124:135] = (np.array(sizes, np.int64)[:, None] >> _OCTAL[11]) % 8 + ord("0")
+    headers[:, 148:156] = (0, 0, 0, 0, 0, 0, 0, ord(" "))
+    # The blank checksum field counts as eight spaces, and one of them is there.
+    sums = headers.sum(axis=1, dtype=np.int64) + 7 * ord(" ")
+    headers[:, 148:154] = (sums[:, None] >> _OCTAL[6]) % 8 + ord("0")
+    return headers.tobytes()
+
+
+# How far to shift a number for each of its octal digits.
+_OCTAL = {digits: 3 * np.arange(digits - 1, -1, -1) for digits in (6, 11)}
 
 
 def _check_size(name: str, size: int) -> None:

@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -24,7 +24,7 @@ import xxhash
 
 from ..errors import CorruptShard, DuplicateKey, ManifestError, ShardError, SourceError
 from ..pieces import Pieces
-from .archive import END, RECORD, Data, member_header, padding
+from .archive import END, RECORD, Data, member_header, member_headers, padding
 from .sample import member_name
 
 BLOCK_SIZE = 8 * 2**20
@@ -266,6 +266,18 @@ def _hash(jobs: queue.SimpleQueue[tuple[bytes, list[int]] | None], hashing: _Has
 _name = operator.itemgetter(0)
 
 
+_TWICE = "the key {!r} comes twice in a row, and its samples would be read as one; give each sample its own key"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples of one field each, all of the same name, in order: ``keys[i]`` has the bytes ``payloads[i]``."""
+
+    keys: Sequence[str]
+    field: str
+    payloads: Sequence[bytes]
+
+
 class ShardBuilder:
     """A shard's bytes, made as its samples come, with everything that is known of them at the end.
 
@@ -333,7 +345,7 @@ class ShardBuilder:
         if not ordered:
             raise ShardError(f"the sample {key!r} has no field; a shard cannot hold it")
         if key == self._last_key:
-            raise DuplicateKey(f"the key {key!r} comes twice in a row, and its samples would be read as one; give each sample its own key")
+            raise DuplicateKey(_TWICE.format(key))
         self._last_key = key
         self._broken = True
         block = self._block
@@ -364,6 +376,39 @@ class ShardBuilder:
             totals[0] += 1
             totals[1] += size
         if len(self._pieces) >= self.PIECE:
+            yield from self._full()
+        self._broken = False
+
+    def batch(self, batch: Batch) -> Iterator[Data]:
+        """``sample`` for each of a batch, the same bytes in a fraction of the time. Raises before anything of the batch is written."""
+        self._go_on()
+        keys, payloads = batch.keys, batch.payloads
+        names = [member_name(key, batch.field) for key in keys]
+        for before, key in pairwise((self._last_key, *keys)):
+            if before == key:
+                raise DuplicateKey(_TWICE.format(key))
+        sizes = list(map(len, payloads))
+        headers = member_headers(names, sizes)
+        self._last_key = keys[-1] if keys else self._last_key
+        self._broken = True
+        offset, block = self._offset, self._block
+        parts: list[builtins.bytes] = []
+        for number, (payload, size) in enumerate(zip(payloads, sizes, strict=True)):
+            total = RECORD + size + -size % RECORD
+            if block.size and block.size + total > self._block_size:
+                self._offset = offset
+                self._close_block()
+                block = self._block
+            self._offsets.append(offset)
+            offset += total
+            block.size += total
+            block.samples += 1
+            parts += (headers[number * RECORD : number * RECORD + RECORD], payload, padding(size))
+        self._offset = offset
+        totals = self._fields.setdefault(batch.field, [0, 0])
+        totals[0] += len(sizes)
+        totals[1] += sum(sizes)
+        if self._pieces.add(b"".join(parts)):
             yield from self._full()
         self._broken = False
 

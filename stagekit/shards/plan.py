@@ -9,7 +9,7 @@ import hashlib
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -101,9 +101,9 @@ class Plan:
 
     shards: tuple[PlannedShard, ...]
     digest: str
+    fields: Mapping[str, FieldTotals]
     oversized: tuple[int, ...] = ()
     near_duplicates: tuple[tuple[str, ...], ...] = ()
-    fields: Mapping[str, FieldTotals] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -179,7 +179,7 @@ def plan(samples: Iterable[PlannedSample], *, shard_size: int, samples_per_shard
     if current:
         close()
     fields = {name: FieldTotals(*totals[name]) for name in sorted(totals)}
-    return Plan(tuple(shards), digest.hexdigest(), tuple(oversized), near_duplicates(seen), fields)
+    return Plan(tuple(shards), digest.hexdigest(), fields, tuple(oversized), near_duplicates(seen))
 
 
 def _plan_range(samples: SampleRange, shard_size: int, samples_per_shard: int | None) -> Plan:
@@ -203,7 +203,7 @@ def _plan_range(samples: SampleRange, shard_size: int, samples_per_shard: int | 
         size += added
     if size > len(END):
         close(len(samples))
-    return Plan(tuple(shards), digest.hexdigest(), tuple(oversized), samples.near_duplicates, dict(sorted(samples.fields.items())))
+    return Plan(tuple(shards), digest.hexdigest(), dict(sorted(samples.fields.items())), tuple(oversized), samples.near_duplicates)
 
 
 def _ordered(sample: PlannedSample) -> PlannedSample:

@@ -7,11 +7,13 @@ samples share a key, and how large the result is. The payload is read later, in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from ..errors import SourceError
 from ..location import Location
+from ..shards.index import Batch
 from ..shards.plan import PlannedSample
 from ..store.base import Data
 
@@ -19,6 +21,9 @@ OnBad = Literal["raise", "skip"]
 
 Payload = list[tuple[str, int, Iterable[Data]]]
 """A sample's fields as a shard wants them: name, announced size in bytes, and the pieces that must add up to that size."""
+
+Read = tuple[str, Payload | SourceError] | Batch
+"""A sample's key, with its fields or with the error that takes their place; or many small samples at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +79,12 @@ class Source(Protocol):
         is complete in memory when this returns, so nothing can go wrong behind it; the pieces of a large one are read while they
         are iterated, and the same error may then come in the middle. Called from several threads when ``readers`` is above 1.
         """
+
+
+@runtime_checkable
+class InOrder(Source, Protocol):
+    """A source that reads many samples in a row faster than each by itself."""
+
+    def read_in_order(self, samples: Sequence[PlannedSample]) -> Iterator[Read]:
+        """What ``read`` gives for each of ``samples``, in order. An error of one sample comes in its place; what is wrong with the
+        source as a whole is raised."""

@@ -1,0 +1,77 @@
+"""A file of rows, whatever its format: read from its start, or from a place that was noted on the way.
+
+Each format is one small class behind ``Table``; what becomes of a row is the business of ``sources.rows``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from ..errors import SourceError
+
+Row = bytes | dict[str, Any]
+"""A row as its format has it: the bytes of a line that holds JSON, or the values by column."""
+
+
+class BadRow(Exception):
+    """A row that cannot become a sample; the text says why."""
+
+
+class Table(Protocol):
+    """How the rows of one kind of file are found. It holds settings only and can be pickled."""
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """How the names of such files end, lower-case, compression left out."""
+
+    @property
+    def counts(self) -> str:
+        """What messages count in such a file: ``line`` or ``row``."""
+
+    @property
+    def raw(self) -> bool:
+        """Whether rows are the bytes of their own JSON, which ``rows`` does not parse."""
+
+    def listed(self, folder: str) -> list[str] | None:
+        """The names of the files in ``folder`` that are one table, in order, when the folder itself says so."""
+
+    def rows(self, path: str, position: int, line: int) -> Iterator[tuple[int, int, Row | BadRow]]:
+        """Every row from a place on: the place's position, its line (from 1), and the row.
+
+        The start of the file is position 0, line 1. Rows may share a position, such as those of a row group; reading from there then
+        begins with the first of them. A row that is broken comes as ``BadRow``, and the next one follows. Raises ``SourceError`` naming
+        the file when it cannot be read further.
+        """
+
+    def values(self, row: Row) -> dict[str, Any]:
+        """The row's values by column. Raises ``BadRow``."""
+
+
+def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether a file of this name is of a kind with these suffixes, compressed or not."""
+    return plain_name(name).lower().endswith(suffixes)
+
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+
+def plain_name(name: str) -> str:
+    """The name without the suffix of a compression."""
+    stem, suffix = os.path.splitext(name)
+    return stem if suffix.lower() in COMPRESSED else name
+
+
+def cannot_read(path: str, error: Exception) -> SourceError:
+    """The error for a file that the operating system or a library gave up on."""
+    if isinstance(error, FileNotFoundError):
+        reason = "there is no such file; check the path"
+    elif isinstance(error, PermissionError):
+        reason = "permission denied"
+    elif isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    else:
+        first = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = f"it is damaged, or no file of this kind ({first}); make it again, or name another"
+    return SourceError(f"reading {path}: {reason}")
