@@ -17,6 +17,9 @@ import pytest
 from stagekit.store import open_store
 from stagekit.testing.rclone import RcloneServer
 
+# A whole demo takes a minute on two idle cores.
+pytestmark = pytest.mark.timeout(400)
+
 STAGEKIT = Path(sys.executable).with_name("stagekit")
 TOOL = Path(__file__).parent.parent / "tools" / "demo"
 

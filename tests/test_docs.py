@@ -78,6 +78,7 @@ def with_blocks_that_run() -> list[Path]:
     return [page for page in PAGES if any(block.language in ("bash", "python") and not block.not_run for block in blocks(page.read_text()))]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", with_blocks_that_run(), ids=named)
 def test_every_block_runs(page: Path, server: RcloneServer, digits: Path, tmp_path: Path) -> None:
     work, home = tmp_path / "work", tmp_path / "home"
