@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,19 @@ def test_a_bucket_cannot_lead_readers_to_paths_of_their_machine(tmp_path: Path) 
 
 def run(store: Store, *, tars: Store | None = None, **options: Any) -> Indexed:
     return index_shards(tars or store, store, **options)
+
+
+def test_every_byte_is_read_once(base: Store) -> None:
+    base.put("a.tar", tar([(f"{number}.bin", bytes(2**20)) for number in range(20)]))
+    base.put("b.tar", tar(samples(100, 3)))
+    watched = FaultStore(base)
+    run(base, tars=watched)
+    for key in ("a.tar", "b.tar"):
+        ranges = sorted((call.start or 0, call.length or 0) for call in watched.calls if call.operation == "get" and call.key == key)
+        ends = [start + length for start, length in ranges]
+        assert [start for start, _ in ranges] == [0, *ends[:-1]]
+        assert ends[-1] == base.head(key).size
+    assert {call.operation for call in watched.calls} == {"list", "head", "get"}
 
 
 def test_a_second_run_reads_nothing(base: Store) -> None:
@@ -446,10 +460,16 @@ def test_nothing_but_bad_tars(base: Store) -> None:
 def test_a_failing_tar_stops_the_others(base: Store) -> None:
     base.put("a.tar", b"")
     base.put("b.tar", tar([(f"{number}.bin", bytes(2**20)) for number in range(40)]))
-    before = FaultStore(base)
+    failed = threading.Event()
+    watched = FaultStore(base)
+    watched.act("get", lambda call: call.start and failed.wait(60), "b.tar", times=None)
     with pytest.raises(CorruptShard, match=r"a.tar is empty"):
-        run(before, threads=2)
-    assert not [key for key in tree(base) if key.startswith("b.") and key != "b.tar"]
+        run(watched, threads=2)
+    failed.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("stagekit-"):
+            thread.join(30)
+    assert not [key for key in tree(base) if key.startswith(("b.", ".indexing")) and key != "b.tar"]
 
 
 # ------------------------------------------------------------------------------------------------------------------ what is there already
