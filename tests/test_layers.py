@@ -70,7 +70,7 @@ ROOMS = {
     "webdataset": (),
     "PIL": ("shards.sample", "torch", "demo"),
     "sklearn": ("demo",),
-    "pyarrow": (),
+    "pyarrow": ("sources.arrow", "sources.compressed"),
     "click": ("cli",),
     "rich": ("cli",),
 }

@@ -36,11 +36,30 @@ from .output import Printer
     help="Pack what a link points to, or leave it out.",
 )
 @click.option(
+    "--source-format",
+    type=click.Choice(["auto", "files", "jsonl", "csv", "parquet", "hf", "text"]),
+    default="auto",
+    show_default=True,
+    help=(
+        "What SOURCE is. auto: a file by its suffix (.jsonl .ndjson .csv .tsv .parquet .arrow .txt, also compressed), a folder as files "
+        "unless datasets saved it. Name the format of a folder of tables."
+    ),
+)
+@click.option("--key", metavar="COLUMN", help="The column of a table that has the samples' keys. [default: the row's number]")
+@click.option(
+    "--file-column",
+    "file_columns",
+    multiple=True,
+    metavar="COLUMN",
+    help="A column with paths, relative to the table, of files to pack. May be repeated.",
+)
+@click.option("--text-field", metavar="COLUMN", help="The column whose text is the sample: documents, as the field txt.")
+@click.option(
     "--on-bad",
     type=click.Choice(["raise", "skip"]),
     default="raise",
     show_default=True,
-    help="What to do with a file that cannot be packed: end, or list it and go on.",
+    help="What to do with a file or a row that cannot be packed: end, or list it and go on.",
 )
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes that read and send. [default: one per core]")
 @click.option("--limit-rate", metavar="RATE", help="What all workers together send at most, such as 20MB/s or 40Mbit/s.")
@@ -65,9 +84,9 @@ def command(
 ) -> None:
     """Pack raw data into WebDataset shards, straight into the bucket.
 
-    SOURCE is a folder or a URL: files with the same path up to the first dot of their name are one sample. DEST is a URL or a directory;
-    nothing is visible there as a data set before everything is. The same command goes on where it was interrupted, and does nothing when
-    it is done.
+    SOURCE is a folder or a URL: files with the same path up to the first dot of their name are one sample. Or it is a table (JSON lines,
+    CSV, Parquet, a saved Hugging Face data set): each row is a sample. DEST is a URL or a directory; nothing is visible there as a data
+    set before everything is. The same command goes on where it was interrupted, and does nothing when it is done.
     """
     from ..location import Location
     from ..publishing import outline, publish, refuse_overlap, source_of

@@ -19,6 +19,7 @@ from ..shards.index import FieldTotals
 from ..shards.manifest import MANIFEST, Manifest, blocks_name, index_name
 from ..shards.plan import Dots, PlannedShard
 from ..sources.base import Bad, OnBad, Source
+from ..sources.choice import RowOptions, SourceFormat, table_source
 from ..sources.files import FileRules
 from ..sources.folder import FolderSource
 from ..sources.prefix import PrefixSource
@@ -131,26 +132,46 @@ def source_of(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     symlinks: Literal["follow", "skip"] = "follow",
+    source_format: SourceFormat = "auto",
+    key: str | None = None,
+    file_columns: Sequence[str] = (),
+    text_field: str | None = None,
     on_bad: OnBad = "raise",
     allow_mount: bool = False,
     store: StoreConfig | None = None,
     on_event: Subscriber = ignore,
 ) -> Source:
-    """The source for what a person named: a folder, the objects below a URL, or a ``Source`` as it is.
+    """The source for what a person named: a folder, a table, the objects below a URL, or a ``Source`` as it is.
 
     A folder on a mounted bucket is refused untouched. ``store`` is how to reach a URL.
     """
+    of_files = bool(labels or include or exclude or dots != "refuse" or symlinks != "follow")
+    if isinstance(file_columns, str):
+        raise UsageError("file_columns: give a list of columns, not one text")
+    row_options = RowOptions(key, tuple(file_columns), text_field)
     if isinstance(source, Source):
-        if labels or include or exclude or dots != "refuse" or symlinks != "follow":
-            raise UsageError("labels, dots, include, exclude and symlinks are for folders and URLs; give them to the source itself")
+        if of_files or row_options.given or source_format != "auto":
+            raise UsageError(
+                "labels, dots, include, exclude, symlinks, source_format, key, file_columns and text_field are for paths and URLs; "
+                "give them to the source itself"
+            )
         return source
     rules = FileRules(labels, dots, tuple(include), tuple(exclude), on_bad)
     location = Location.parse(source)
     if not location.is_directory:
+        table_source(location, source_format, row_options, on_bad)  # refuses what only means something on this machine's disk
         return PrefixSource(location, rules, store)
     warning = refuse_mount(location.path, "packing the small files of", allow_mount=allow_mount).warning
     if warning:
         on_event(Message(warning, "warning"))
+    table = table_source(location, source_format, row_options, on_bad)
+    if table is not None:
+        if of_files:
+            raise UsageError(
+                f"labels, dots, include, exclude and symlinks are for folders of files, and {location.path} is read as rows or documents; "
+                "leave them out, or say --source-format files"
+            )
+        return table
     return FolderSource(location.path, rules, symlinks)
 
 
@@ -165,6 +186,10 @@ def shard(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     symlinks: Literal["follow", "skip"] = "follow",
+    source_format: SourceFormat = "auto",
+    key: str | None = None,
+    file_columns: Sequence[str] = (),
+    text_field: str | None = None,
     on_bad: OnBad = "raise",
     workers: int | None = None,
     executor: Executor | None = None,
@@ -176,8 +201,9 @@ def shard(
 ) -> Dataset:
     """Pack ``source`` into WebDataset shards at ``dest`` and return the data set.
 
-    ``source`` is a folder, a URL below which the raw files lie, a ``Source``, or any iterable of samples as ``ShardWriter.write`` takes
-    them (its docstring then holds: a stream cannot be continued, so a rerun starts afresh).
+    ``source`` is a folder, a table (JSON lines, CSV, Parquet, what ``datasets`` saved), text, a URL below which the raw files lie, a
+    ``Source``, or any iterable of samples as ``ShardWriter.write`` takes them (its docstring then holds: a stream cannot be continued,
+    so a rerun starts afresh). ``source_format`` says which where the name does not.
 
     The data set is there completely or not at all: its manifest is written last. After an error, Ctrl-C or a crash nothing is published,
     finished shards stay, and the same call continues with what is missing; the result is byte-identical to an undisturbed run, whatever
@@ -185,7 +211,9 @@ def shard(
 
     ``shard_size`` bounds a shard including headers and padding, unless one sample alone is larger; ``samples_per_shard`` bounds its
     samples. ``labels="dir"`` reads a folder of class folders and adds the field ``cls``. ``dots`` says what ``cat.v1.jpg`` beside
-    ``cat.v2.jpg`` means. ``include`` and ``exclude`` are globs. ``on_bad="skip"`` counts files that cannot be packed and goes on.
+    ``cat.v2.jpg`` means. ``include`` and ``exclude`` are globs. Of a table, ``key`` is the column of the keys (row numbers unless
+    given), ``file_columns`` hold paths of files to be packed, and ``text_field`` is the column whose text is the sample.
+    ``on_bad="skip"`` counts files and rows that cannot be packed and goes on.
     ``workers`` processes read and send (one per core unless given); or ``executor`` does, any ``concurrent.futures.Executor``.
     ``takeover`` removes what a dead run of other data left at ``dest``. ``limit_rate`` (``"20MB/s"``) bounds what all workers send.
 
@@ -203,6 +231,10 @@ def shard(
             limit_rate,
             dots != "refuse",
             symlinks != "follow",
+            source_format != "auto",
+            key,
+            file_columns,
+            text_field,
             on_bad != "raise",
             allow_mount,
         ]
@@ -224,6 +256,10 @@ def shard(
         include=include,
         exclude=exclude,
         symlinks=symlinks,
+        source_format=source_format,
+        key=key,
+        file_columns=file_columns,
+        text_field=text_field,
         on_bad=on_bad,
         allow_mount=allow_mount,
         store=store,

@@ -1,0 +1,137 @@
+"""Which source a path means: the rules behind ``--source-format``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..errors import UsageError
+from ..location import Location
+from .arrow import Arrow, Parquet, is_saved_dataset
+from .base import OnBad, Source
+from .delimited import Delimited
+from .jsonl import JsonLines
+from .rows import RowRules, RowSource
+from .table import Table, has_suffix
+from .text import SUFFIX, TextSource
+
+SourceFormat = Literal["auto", "files", "jsonl", "csv", "parquet", "hf", "text"]
+
+_TABLES: dict[SourceFormat, Table] = {"jsonl": JsonLines(), "csv": Delimited(), "parquet": Parquet(), "hf": Arrow()}
+_LOOKED_AT = 1000  # entries of a folder: telling a folder of tables from one of pictures must not take a listing of its own
+_TEXT_FIELD = "text"
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """What only means something for tables and text."""
+
+    key: str | None = None
+    file_columns: tuple[str, ...] = ()
+    text_field: str | None = None
+
+    @property
+    def given(self) -> bool:
+        return self != RowOptions()
+
+
+def table_source(location: Location, source_format: SourceFormat, options: RowOptions, on_bad: OnBad) -> Source | None:
+    """The source for a path that holds rows or documents; ``None`` when its files are to be packed as they are.
+
+    ``auto`` decides by the suffix of a file, and takes a folder for one of files unless ``datasets`` saved it. Raises ``UsageError``
+    for a folder of nothing but tables, where both could be meant, and for options that do not fit.
+    """
+    if source_format not in get_args(SourceFormat):
+        raise UsageError(f"source_format: {source_format!r} is not one of {', '.join(get_args(SourceFormat))}")
+    chosen = _by_looking(location) if source_format == "auto" else source_format
+    if chosen == "files":
+        if options.given:
+            raise UsageError(
+                f"key, file_columns and text_field are for tables, and {location} is read as files; say which with "
+                f"--source-format {' or '.join(_TABLES)} or text"
+            )
+        return None
+    if not location.is_directory:
+        raise UsageError(f"reading {location} as {chosen}: tables are read from this machine's disk; copy it here first")
+    path = location.path
+    if chosen == "text":
+        return _text(path, options, on_bad)
+    table = _TABLES[chosen]
+    if os.path.isfile(path) and not has_suffix(path, table.suffixes):
+        raise UsageError(
+            f"reading {path} as {chosen}: its name does not end with {_either(table.suffixes)}, "
+            "by which files are told apart; rename it or link to it"
+        )
+    return RowSource(path, table, RowRules(options.key, options.file_columns, options.text_field, on_bad))
+
+
+def _text(path: str, options: RowOptions, on_bad: OnBad) -> Source:
+    """Text files, or JSON lines that have a column of text; not both, since their keys and their order have nothing in common."""
+    lines = _TABLES["jsonl"]
+    rules = RowRules(options.key, options.file_columns, options.text_field or _TEXT_FIELD, on_bad)
+    if not os.path.isdir(path):
+        table = next((table for table in _TABLES.values() if has_suffix(path, table.suffixes)), None)
+        if table is not None:
+            return RowSource(path, table, rules)
+        if os.path.isfile(path) and not path.lower().endswith(SUFFIX):
+            raise UsageError(f"reading {path} as text: its name ends with none of {SUFFIX}, {', '.join(lines.suffixes)}; rename it")
+    elif _holds(path, lines.suffixes):
+        if _holds(path, (SUFFIX,)):
+            raise UsageError(
+                f"reading {path} as text: it holds both {SUFFIX} and {_either(lines.suffixes)} files; shard them one after the other, "
+                f"the latter with --source-format jsonl --text-field {rules.text}"
+            )
+        return RowSource(path, lines, rules)
+    if options.given:
+        raise UsageError(f"key, file_columns and text_field are for tables, and {path} is read as text files; leave them out")
+    return TextSource(path, on_bad)
+
+
+def _by_looking(location: Location) -> SourceFormat:
+    if not location.is_directory:
+        return "files"
+    path = location.path
+    if os.path.isdir(path):
+        if is_saved_dataset(path):
+            return "hf"
+        kind = _only_kind(path)
+        if kind is not None:
+            raise UsageError(
+                f"reading {path}: it holds nothing but {_either(_TABLES[kind].suffixes)} files; say --source-format {kind} for a sample "
+                "from each of their rows, or --source-format files to pack the files as they are"
+            )
+        return "files"
+    if path.lower().endswith(SUFFIX):
+        return "text"
+    return next((name for name, table in _TABLES.items() if has_suffix(path, table.suffixes)), "files")
+
+
+def _only_kind(path: str) -> SourceFormat | None:
+    """The format of all files in a folder, if they are tables of one format and there is no other folder in it."""
+    kinds: set[SourceFormat] = set()
+    for name, is_file in _entries(path):
+        kind = next((kind for kind, table in _TABLES.items() if is_file and has_suffix(name, table.suffixes)), None)
+        if kind is None:
+            return None
+        kinds.add(kind)
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _entries(path: str) -> Iterable[tuple[str, bool]]:
+    try:
+        with os.scandir(path) as entries:
+            for entry, _ in zip(entries, range(_LOOKED_AT), strict=False):
+                if not entry.name.startswith("."):
+                    yield entry.name, entry.is_file()
+    except OSError:
+        return  # whoever lists it says so
+
+
+def _holds(path: str, suffixes: tuple[str, ...]) -> bool:
+    return any(has_suffix(name, suffixes) for _, _, names in os.walk(path) for name in names if not name.startswith("."))
+
+
+def _either(suffixes: Sequence[str]) -> str:
+    return " or ".join(suffixes)
