@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import save as dcp_save
 from transformers import Trainer, TrainerCallback
 
 from stagekit.errors import CheckpointError, Denied, NotFound, UploadFailed, UsageError
@@ -22,12 +24,15 @@ from stagekit.runs import catalog
 from stagekit.runs.run import Run
 from stagekit.runs.sync import SyncSettings
 from stagekit.store.directory import DirectoryStore
-from stagekit.testing.faults import FaultStore
+from stagekit.testing.faults import Call, FaultStore
 
 from .hf import EPOCHS, Lines, Stop, StopAt, arguments, losses, tiny, with_adapter
 from .machines import group, machine
 
 STEPS = 4  # of an epoch
+
+# peft 0.21 asks transformers 5.24 for an attribute that it renamed.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
 @pytest.fixture
@@ -64,6 +69,18 @@ def fine_tune(callback: StagekitCallback, out: Path, *others: TrainerCallback, m
     trainer = Trainer(model, arguments(out, **more), train_dataset=Lines(), callbacks=[callback, *others])
     trainer.train(resume_from_checkpoint=callback.resume_dir())
     return trainer
+
+
+def refuse(store: FaultStore) -> list[str]:
+    """Refuse every put, until the returned list is cleared."""
+    refusing = ["no"]
+
+    def act(_: Call) -> None:
+        for words in refusing:
+            raise Denied(words)
+
+    store.act("put", act, times=None)
+    return refusing
 
 
 def steps(store: FaultStore) -> list[int]:
@@ -159,7 +176,7 @@ def test_a_base_model_of_the_hub_is_told_by_its_commit() -> None:
 def test_what_is_refused_in_the_background_is_raised_at_the_next_save_and_at_the_end(
     make_run: Callable[..., Run], store: FaultStore, tmp_path: Path
 ) -> None:
-    store.fail("put", Denied("no"), times=None)
+    refusing = refuse(store)
     run = make_run()
     callback = StagekitCallback(run)
     seen: list[int] = []
@@ -177,7 +194,7 @@ def test_what_is_refused_in_the_background_is_raised_at_the_next_save_and_at_the
     assert run.status().pending == (4, 8)
     with pytest.raises(UploadFailed, match="step 4, 8 is not in"):
         run.close()
-    store.heal()
+    refusing.clear()
     again = make_run()
     again._spool_dir = run._spool_dir
     again.drain()
@@ -188,11 +205,11 @@ def test_what_is_refused_in_the_background_is_raised_at_the_next_save_and_at_the
 def test_the_training_does_not_end_well_before_the_bucket_has_everything(
     make_run: Callable[..., Run], store: FaultStore, tmp_path: Path
 ) -> None:
-    store.fail("put", Denied("no"), times=None)
+    refusing = refuse(store)
     run = make_run()
     with pytest.raises(UploadFailed, match="step 1 is not in"):
         fine_tune(StagekitCallback(run), tmp_path / "out", max_steps=1, save_strategy="steps", save_steps=1)
-    store.heal()
+    refusing.clear()
     run.close()
     assert steps(store) == [1]
 
@@ -204,14 +221,17 @@ def test_a_save_without_on_save_is_found_at_the_end(make_run: Callable[..., Run]
     class Preempt(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 2:
-                for callback in kwargs["trainer_callbacks"]() if "trainer_callbacks" in kwargs else trainer.callback_handler.callbacks:
-                    if type(callback).__name__ == "JITCheckpointCallback":
-                        callback.jit_manager.is_checkpoint_requested = True
+                for other in trainer.callback_handler.callbacks:
+                    if type(other).__name__ == "JITCheckpointCallback":
+                        other.jit_manager.is_checkpoint_requested = True  # what its signal handler does, after a grace of 3 s
 
     run = make_run()
     callback = StagekitCallback(run)
     trainer = Trainer(
-        tiny(), arguments(tmp_path / "out", enable_jit_checkpoint=True), train_dataset=Lines(), callbacks=[callback, Preempt()]
+        tiny(),
+        arguments(tmp_path / "out", enable_jit_checkpoint=True, save_strategy="no"),
+        train_dataset=Lines(),
+        callbacks=[callback, Preempt()],
     )
     try:
         trainer.train()
@@ -219,7 +239,7 @@ def test_a_save_without_on_save_is_found_at_the_end(make_run: Callable[..., Run]
         signal.signal(signal.SIGTERM, previous)
     run.close()
     assert trainer.state.global_step < EPOCHS * STEPS
-    assert steps(store) == [trainer.state.global_step]
+    assert steps(store) == [2]
 
 
 def test_a_model_saved_outside_of_a_checkpoint_is_sent_with_the_newest_one(
@@ -373,9 +393,6 @@ def test_deepspeed_needs_latest_and_every_ranks_part_of_the_optimizer(tmp_path: 
 
 
 def test_fsdp_needs_every_file_and_length_that_metadata_names(tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemWriter
-    from torch.distributed.checkpoint import save as dcp_save
-
     directory = whole(tmp_path / "checkpoint-7", 7, "scheduler.pt", "rng_state.pth")
     expected = Expected(sharding="fsdp")
     assert expected.missing(directory, 7) == [
@@ -383,7 +400,8 @@ def test_fsdp_needs_every_file_and_length_that_metadata_names(tmp_path: Path) ->
         "optimizer.bin or optimizer_0/",
     ]
     save(directory / "optimizer.bin")
-    dcp_save({"x": torch.ones(8)}, storage_writer=FileSystemWriter(directory / "pytorch_model_fsdp_0"), no_dist=True)
+    with pytest.warns(UserWarning, match="assuming the intent is to save in a single process"):
+        dcp_save({"x": torch.ones(8)}, storage_writer=FileSystemWriter(directory / "pytorch_model_fsdp_0"), no_dist=True)
     assert expected.missing(directory, 7) == []
     shard = directory / "pytorch_model_fsdp_0" / "__0_0.distcp"
     data = shard.read_bytes()
@@ -457,7 +475,7 @@ def test_the_newest_damaged_checkpoint_is_passed_over(make_run: Callable[..., Ru
             (directory / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     newest = catalog.latest(store)
     assert newest is not None
-    store.delete([newest.files[0].key(newest.name)])
+    store.delete(newest.files[0].key(newest.name))
     with pytest.raises(NotFound):
         store.head(newest.files[0].key(newest.name))
     run = make_run()
