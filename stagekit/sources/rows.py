@@ -347,34 +347,37 @@ def _finite(value: Any) -> Any:
 
 
 class _Cursor:
-    """A file that is being read: its samples, and the number of the next one."""
+    """A file that is being read: its samples, and the number of the next one. Nothing it holds may refer to it, so that its file is
+    closed at once when it is given up."""
 
     def __init__(self, source: RowSource, part: Part, place: Place) -> None:
         self.of = (source, part)
         self.next = place.sample
-        self.samples = self._read(source, part, place)
+        self.samples = _made(source, part, place)
 
-    def _read(self, source: RowSource, part: Part, place: Place) -> Iterator[Made]:
-        row_number, sample = place.row, place.sample
-        position = place.position
-        as_it_is, dropped = source.as_it_is, part.dropped
-        for begin, line, row in source.table.rows(part.path, place.position, place.line):
-            if begin != position:
-                position = begin
-                if row_number - place.row >= _EVERY:
-                    place = Place(begin, line, row_number, sample)
-            if as_it_is:
-                yield Made(part.key(row_number), [("json", row)], place, sample, line)  # type: ignore[list-item]  # bytes
+
+def _made(source: RowSource, part: Part, place: Place) -> Iterator[Made]:
+    """Every sample of ``part`` from ``place`` on."""
+    row_number, sample = place.row, place.sample
+    position = place.position
+    as_it_is, dropped = source.as_it_is, part.dropped
+    for begin, line, row in source.table.rows(part.path, place.position, place.line):
+        if begin != position:
+            position = begin
+            if row_number - place.row >= _EVERY:
+                place = Place(begin, line, row_number, sample)
+        if as_it_is:
+            yield Made(part.key(row_number), [("json", row)], place, sample, line)  # type: ignore[list-item]  # bytes
+            sample += 1
+        elif row_number not in dropped and not isinstance(row, BadRow):
+            try:
+                made = source.fields_of(part, row_number, row)
+            except BadRow:
+                raise _changed(part) from None  # it was no bad row when it was listed
+            if made is not None:
+                yield Made(*made, place, sample, line)
                 sample += 1
-            elif row_number not in dropped and not isinstance(row, BadRow):
-                try:
-                    made = source.fields_of(part, row_number, row)
-                except BadRow:
-                    raise _changed(part) from None  # it was no bad row when it was listed
-                if made is not None:
-                    yield Made(*made, place, sample, line)
-                    sample += 1
-            row_number += 1
+        row_number += 1
 
 
 _lock = threading.Lock()
