@@ -12,6 +12,7 @@ later header, and after the first of two archives in one file.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections import Counter
@@ -57,6 +58,9 @@ _KINDS: dict[bytes, Kind] = {
     b"D": "other",
     b"V": "other",
 }
+
+# What PAX headers say of every other member, and what is no business of ours.
+_IGNORED = frozenset({b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname"})
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -239,6 +243,8 @@ def _entry(cursor: _Cursor, head: bytes, first: int) -> _Entry:
                     raise corrupt(source, offset, "a global header that names no member", f"one that sets {unwanted[0].decode()!r}")
             offset = cursor.offset
             head = cursor.read(RECORD, "the header that an extended header announces")
+            if long_name is None and extended.keys() <= _IGNORED and (plain := _plain_entry(head, first)):
+                return plain
             continue
         break
     found = _KINDS.get(kind)
@@ -272,20 +278,9 @@ def _entry(cursor: _Cursor, head: bytes, first: int) -> _Entry:
 
 def _plain_entry(head: bytes, first: int) -> _Entry | None:
     """The member whose header is ``head``, when ``samples`` would take it for a plain one; ``None`` sends it to the full grammar."""
-    size = _sizes.get(head[124:136])
-    if size is None:
-        size = _learn_size(head[124:136])
-    total = _sums.get(head[148:156])
-    if total is None:
-        total = _learn_sum(head[148:156])
-    tail = head[156:]
-    if tail != _TAIL:
-        extra = _tails.get(tail)
-        total -= _learn_tail(tail) if extra is None else extra
-    if zlib.adler32(head[:156]) & 0xFFFF != total or size < 0:
-        return None
+    size = _plain_size(head)
     name = head[:100].partition(b"\0")[0]
-    return None if not name or name.endswith(b"/") else _Entry(name, "file", size, first)
+    return None if size < 0 or not name or name.endswith(b"/") else _Entry(name, "file", size, first)
 
 
 def _extension(cursor: _Cursor, size: int, offset: int) -> bytes:
@@ -410,8 +405,9 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
     fields, sums, sizes, tails, paddings, adler32, unpack = _fields, _sums, _sizes, _tails, _PADDINGS, zlib.adler32, _HOT.unpack_from
     while at < end:
         # A plain member: size and checksum are octal, the bytes add up, and everything behind the checksum is what this package writes,
-        # or was seen before and is that of a regular file without a prefix (other writers repeat their owners' names there). Whatever
-        # differs in any way goes to the full grammar, which accepts it or says what is wrong.
+        # or was seen before and is that of a regular file without a prefix (other writers repeat their owners' names there). A PAX header
+        # with nothing but a time may stand before it. Whatever differs in any way goes to the full grammar, which accepts it or says what
+        # is wrong.
         start = at + 512
         if start <= end:
             head, tail = unpack(data, at)
@@ -424,6 +420,12 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
                 total -= _learn_tail(tail) if known is None else known
             # 156 bytes never add up to 65,521, so the low half of the Adler-32 is the exact sum.
             plain = adler32(head) & 0xFFFF == total and size >= 0
+            if not plain and tail[0] == 0x78:
+                behind = _behind_time(data, head, tail, at, end)
+                if behind:
+                    head = bytes(data[behind : behind + 512])
+                    start, size = behind + 512, _plain_size(head)
+                    plain = size >= 0
         else:
             plain, size = False, 0
         if plain:
@@ -472,6 +474,50 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
         yield sample
 
 
+def _plain_size(head: bytes) -> int:
+    """The size in a header that ``samples`` takes for a plain one; -1 for any other."""
+    field, tail = head[148:156], head[156:]
+    total = _sums.get(field)
+    if total is None:
+        total = _learn_sum(field)
+    if tail != _TAIL:
+        extra = _tails.get(tail)
+        total -= _learn_tail(tail) if extra is None else extra
+    if zlib.adler32(head[:156]) & 0xFFFF != total:
+        return -1
+    size = _sizes.get(head[124:136])
+    return _learn_size(head[124:136]) if size is None else size
+
+
+def _behind_time(data: bytes | memoryview, head: bytes, tail: bytes, at: int, end: int) -> int:
+    """Where the next header starts, when ``head`` and ``tail`` are a PAX header that says nothing but a time; 0 for any other.
+
+    Python's ``tarfile`` writes one for each member whose time is no whole number, and with it ``webdataset.TarWriter`` always does.
+    """
+    size = _sizes.get(head[124:136])
+    if size is None:
+        size = _learn_size(head[124:136])
+    start = at + 512
+    behind = start + 512
+    if not 0 < size <= 512 or behind + 512 > end:
+        return 0
+    total = _sums.get(head[148:])
+    if total is None:
+        total = _learn_sum(head[148:])
+    extra = _time_tails.get(tail)
+    if extra is None:
+        extra = sum(tail) - sum(_TAIL) if tail[101:109] == _USTAR else _NEVER
+        if len(_time_tails) < _CACHE:
+            _time_tails[tail] = extra
+    if zlib.adler32(head) & 0xFFFF != total - extra:
+        return 0
+    body = bytes(data[start:behind])
+    record = _TIME.match(body)
+    if record is None or record.end() != size or int(record[1]) != size or body[size:] != _PADDINGS[512 - size]:
+        return 0
+    return behind
+
+
 # Header up to the type, and the rest.
 _HOT = struct.Struct("156s356s")
 # What was parsed before, and what came of it: extensions to fields, size fields to sizes, checksum fields to the low half of the Adler-32
@@ -481,7 +527,9 @@ _fields: dict[bytes, str] = {}
 _sizes: dict[bytes, int] = {}
 _sums: dict[bytes, int] = {}
 _tails: dict[bytes, int] = {}
+_time_tails: dict[bytes, int] = {}  # of PAX headers
 _CACHE = 16384
+_TIME = re.compile(rb"([0-9]{1,3}) mtime=[0-9.]+\n")
 _NEVER = 1 << 40  # no sum of a header's bytes gets near it
 
 
