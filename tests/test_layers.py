@@ -70,6 +70,7 @@ ROOMS = {
     "webdataset": (),
     "PIL": ("shards.sample", "torch", "demo"),
     "sklearn": ("demo",),
+    "distributed": ("publishing.engines",),
     "pyarrow": ("sources.arrow", "sources.compressed"),
     "click": ("cli",),
     "rich": ("cli",),

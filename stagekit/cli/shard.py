@@ -62,7 +62,11 @@ from .output import Printer
     help="What to do with a file or a row that cannot be packed: end, or list it and go on.",
 )
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes that read and send. [default: one per core]")
+@click.option("--executor", metavar="URL", help="Let an engine on other machines read and send: dask://host:port. Instead of --workers.")
 @click.option("--limit-rate", metavar="RATE", help="What all workers together send at most, such as 20MB/s or 40Mbit/s.")
+@click.option(
+    "--update", is_flag=True, help="Add the samples that DEST does not hold yet, in further shards; what it holds stays as it is."
+)
 @click.option("--takeover", is_flag=True, help="Remove what a run that died left at DEST of other data, and start afresh.")
 @click.option("--allow-mount", is_flag=True, help="Accept a SOURCE on a mounted bucket.")
 @click.option("--dry-run", is_flag=True, help="Print the plan with sizes and overhead; read and write nothing.")
@@ -75,8 +79,10 @@ def command(
     labels: Literal["dir"] | None,
     on_bad: Literal["raise", "skip"],
     workers: int | None,
+    executor: str | None,
     limit_rate: str | None,
     takeover: bool,
+    update: bool,
     dry_run: bool,
     store: StoreConfig,
     printer: Printer,
@@ -104,7 +110,9 @@ def command(
         samples_per_shard=samples_per_shard,
         on_bad=on_bad,
         workers=workers,
+        executor=executor,
         takeover=takeover,
+        update=update,
         limit_rate=limit_rate,
         store=store,
         on_event=printer.on_event,

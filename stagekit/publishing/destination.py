@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import Conflict, NotFound, PublishError, StoreError
 from ..location import Location
-from ..shards.manifest import MANIFEST, WIDS, Manifest, wids_json
+from ..shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name, wids_json
 from ..store.base import ObjectInfo, Store
 from ..transfer.fetch import fetch_pieces
 from ..transfer.put import Stored, put_object
@@ -32,6 +32,16 @@ class Found:
     manifest: Manifest | None
     objects: dict[str, ObjectInfo]
     claimed: bool = False
+
+    @property
+    def leftovers(self) -> list[str]:
+        """Keys of shard objects that no manifest names, those that commit a shard first."""
+        kept = set() if self.manifest is None else {name for record in self.manifest.shards for name in _objects_of(record.name)}
+        return sorted(self.objects.keys() - kept, key=lambda key: (not key.endswith(".blocks"), key))
+
+
+def _objects_of(name: str) -> tuple[str, str, str]:
+    return name, index_name(name), blocks_name(name)
 
 
 def refuse_overlap(source: Location | None, destination: Location) -> None:
@@ -99,7 +109,7 @@ def enter(store: Store, plan: str, found: Found, *, takeover: bool) -> bool:
     for _ in range(3):
         claim = read_claim(store)
         if claim is None:
-            if found.objects:
+            if found.leftovers:
                 if not takeover:
                     raise _leftovers(store, "shards without a manifest, left by a run that nobody can name")
                 _clear(store, found)
@@ -116,7 +126,8 @@ def enter(store: Store, plan: str, found: Found, *, takeover: bool) -> bool:
                 f"publishing to {store.location}: {claim} is publishing other data (or with other options) there right now; "
                 "wait until it has ended, or choose another destination"
             )
-        if not takeover:
+        finished = found.manifest is not None and not found.leftovers and claim.state() == "dead"  # killed behind its manifest
+        if not takeover and not finished:
             raise _leftovers(store, _describe(claim))
         drop_open_uploads(store)
         _clear(store, look(store))
@@ -140,11 +151,12 @@ def _leftovers(store: Store, what: str) -> PublishError:
 
 
 def _clear(store: Store, found: Found) -> None:
-    """Remove leftovers: what commits first, so that nothing ever looks more complete than it is."""
-    for key in sorted(found.objects, key=lambda key: (not key.endswith(".blocks"), key)):
+    """Remove leftovers: what commits first, so that nothing ever looks more complete than it is. A published data set stays whole."""
+    for key in found.leftovers:
         store.delete(key)
-    for key in sorted(_SIDE_FILES):
-        store.delete(key)
+    if found.manifest is None:
+        for key in sorted(_SIDE_FILES):
+            store.delete(key)
 
 
 def drop_open_uploads(store: Store) -> None:
@@ -196,11 +208,25 @@ def stored_sha256(store: Store, key: str) -> str:
     return found.hexdigest()
 
 
-def commit(store: Store, manifest: Manifest, classes: tuple[str, ...]) -> None:
+def commit(store: Store, manifest: Manifest, classes: tuple[str, ...], *, grown_from: Manifest | None = None) -> None:
     """Side files, then the manifest, then the claim goes. The data set exists from the manifest on; a kill before it leaves none.
 
-    Raises ``PublishError`` when another data set was published here meanwhile.
+    ``grown_from`` is the manifest whose shards are all in the new one: it is replaced, and who read it goes on reading. Raises
+    ``PublishError`` when another data set was published here meanwhile.
     """
+    if grown_from is not None:
+        before = read_manifest(store)
+        if before is None or before.digest != grown_from.digest:
+            raise PublishError(
+                f"updating {store.location}: its manifest was replaced or removed while this run was writing; nothing was published. "
+                "Run the same command again"
+            )
+        put_object(store, WIDS, wids_json(manifest))
+        if classes:
+            put_object(store, CLASSES, classes_json(classes))
+        put_object(store, MANIFEST, manifest.to_bytes())
+        release_claim(store)
+        return
     put_object(store, WIDS, wids_json(manifest))
     if classes:
         put_object(store, CLASSES, classes_json(classes))

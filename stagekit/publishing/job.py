@@ -124,7 +124,7 @@ class _Work:
                 for piece in builder.batch(read):
                     done += len(piece)
                     yield piece
-                self._report(done)
+                self._report(done, builder)
                 continue
             key, payload = read
             if key in self._bad:
@@ -139,7 +139,7 @@ class _Work:
             except SourceError as error:
                 self._skip(key, error)
                 raise _SampleSpoiled from error
-            self._report(done)
+            self._report(done, builder)
         if not builder.samples:
             raise _NothingLeft
         yield from builder.finish()
@@ -195,7 +195,6 @@ class _Work:
         sent = 0
         if index != built.index:
             sent = put_object(store, index_name(name), built.index).size
-        self._report(built.bytes, finished=True)
         self._on_event(Stage("kept", name))
         record = ShardRecord.of(name, built)
         objects = (
@@ -227,7 +226,6 @@ class _Work:
         index = put_object(store, index_name(name), built.index)
         self._on_event(Stage("index", name))
         table = put_object(store, blocks_name(name), built.table.to_bytes())
-        self._report(built.bytes, finished=True)
         self._on_event(Stage("shard", name))
         return self._outcome(built, sent_bytes=tar.size + index.size + table.size, objects=(tar, index, table))
 
@@ -252,11 +250,12 @@ class _Work:
             objects,
         )
 
-    def _report(self, done: int, *, finished: bool = False) -> None:
+    def _report(self, done: int, builder: ShardBuilder) -> None:
         now_s = time.monotonic()
-        if finished or now_s - self._reported_s >= _REPORT_EVERY_S:
+        if now_s - self._reported_s >= _REPORT_EVERY_S:
             self._reported_s = now_s
-            self._on_event(Progress(self._name, done, self._job.shard.bytes, finished=finished))
+            self._on_event(Progress(self._name, builder.files, unit="files"))
+            self._on_event(Progress(self._name, done, self._job.shard.bytes))
 
 
 def _content(store: Store, key: str) -> bytes | None:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import operator
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..config import StoreConfig
 from ..errors import SourceError, StagekitError, StoreError, UsageError
 from ..location import Location
 from ..mounts import refuse_mount
-from ..progress import Event, Message, Progress, Stage, Subscriber, ignore
-from ..shards.index import FieldTotals
+from ..progress import Event, Message, Stage, Subscriber, ignore
 from ..shards.manifest import MANIFEST, Manifest, blocks_name, index_name
 from ..shards.plan import Dots, PlannedShard
+from ..shards.plan import plan as plan_shards
 from ..sources.base import Bad, OnBad, Source
 from ..sources.choice import RowOptions, SourceFormat, table_source
 from ..sources.files import FileRules
@@ -28,7 +31,10 @@ from ..store.base import Store
 from ..units import format_count, format_duration, format_rate, format_size, parse_rate, parse_size
 from .claim import confirm_claim, end_claim, release_claim
 from .destination import Found, commit, confirm_objects, enter, holds_another, look, read_manifest, refuse_overlap
+from .engines import open_executor
+from .growth import ReadBack, appended, as_published, not_grown, published_samples, refuse_indexed, summed
 from .job import ShardJob, ShardOutcome, publish_shard
+from .meter import Meter
 from .outline import Outline, counted, outline
 from .workers import WorkerProcesses
 from .writer import ShardWriter
@@ -36,9 +42,15 @@ from .writer import ShardWriter
 if TYPE_CHECKING:
     from ..dataset import Dataset
 
-_BYTES_PER_WORKER = 64 * 2**20  # below this a process takes longer to start than it saves
+# What one process does, roughly, and how much work it should have: a process takes a third of a second to start.
+_BYTES_PER_S = 1e9
+_FIELD_S = 20e-6
+_WORTH_S = 1.0
 _IN_FLIGHT = 64  # jobs handed to a foreign executor at once; a job holds the plan of its shard
 _LEAVING_S = 5.0  # for the last words to a store that may be gone
+
+_J = TypeVar("_J")
+_R = TypeVar("_R")
 
 RawData = str | os.PathLike[str] | Location | Source
 
@@ -56,11 +68,9 @@ class Publication:
     bad: tuple[Bad, ...]
     seconds: float
     config: StoreConfig | None = None
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether the destination held exactly this data set before, so that nothing was done."""
-        return not self.sent
+    grown_from: Manifest | None = None
+    unchanged: bool = False
+    """Whether the destination held exactly this data set before, so that nothing was done."""
 
     @property
     def lines(self) -> list[str]:
@@ -71,7 +81,10 @@ class Publication:
         else:
             speed = f", {format_rate(self.sent_bytes / self.seconds)}" if self.seconds > 0 else ""
             kept = f"; {format_count(self.kept)} more lay there already" if self.kept else ""
-            done = f"published {self.location}: {counted(self.sent, 'shard')} sent in {format_duration(self.seconds)}{speed}{kept}"
+            verb = "published" if self.grown_from is None else "updated"
+            done = f"{verb} {self.location}: {counted(self.sent, 'shard')} sent in {format_duration(self.seconds)}{speed}{kept}"
+            if self.grown_from is not None:
+                done += f"; {counted(manifest.samples - self.grown_from.samples, 'new sample')}"
         lines = [
             done,
             f"  {counted(manifest.samples, 'sample')} in {counted(len(manifest.shards), 'shard')}, {format_size(manifest.bytes)}, "
@@ -192,8 +205,9 @@ def shard(
     text_field: str | None = None,
     on_bad: OnBad = "raise",
     workers: int | None = None,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
     takeover: bool = False,
+    update: bool = False,
     limit_rate: str | float | None = None,
     allow_mount: bool = False,
     store: StoreConfig | None = None,
@@ -214,8 +228,10 @@ def shard(
     ``cat.v2.jpg`` means. ``include`` and ``exclude`` are globs. Of a table, ``key`` is the column of the keys (row numbers unless
     given), ``file_columns`` hold paths of files to be packed, and ``text_field`` is the column whose text is the sample.
     ``on_bad="skip"`` counts files and rows that cannot be packed and goes on.
-    ``workers`` processes read and send (one per core unless given); or ``executor`` does, any ``concurrent.futures.Executor``.
-    ``takeover`` removes what a dead run of other data left at ``dest``. ``limit_rate`` (``"20MB/s"``) bounds what all workers send.
+    ``workers`` processes read and send (as many as the cores and the work ask for unless given); or ``executor`` does: any
+    ``concurrent.futures.Executor``, or the URL of an engine (``dask://host:port``). ``takeover`` removes what a dead run of other data
+    left at ``dest``. ``update`` adds new samples of the source to the data set at ``dest``, in further shards; it rewrites none and raises
+    ``PublishError`` when published samples changed or are gone. ``limit_rate`` (``"20MB/s"``) bounds what all workers send.
 
     >>> ds = stagekit.shard("raw/digits", "s3://bucket/digits", labels="dir")  # doctest: +SKIP
     """
@@ -229,6 +245,7 @@ def shard(
             workers,
             executor,
             limit_rate,
+            update,
             dots != "refuse",
             symlinks != "follow",
             source_format != "auto",
@@ -274,6 +291,7 @@ def shard(
         workers=workers,
         executor=executor,
         takeover=takeover,
+        update=update,
         limit_rate=limit_rate,
         store=store,
         on_event=on_event,
@@ -289,8 +307,9 @@ def publish(
     samples_per_shard: int | None = None,
     on_bad: OnBad = "raise",
     workers: int | None = None,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
     takeover: bool = False,
+    update: bool = False,
     limit_rate: str | float | None = None,
     store: StoreConfig | None = None,
     on_event: Subscriber = ignore,
@@ -310,38 +329,55 @@ def publish(
         )
     opened = open_store(dest, store, on_event=on_event)
     refuse_overlap(source.location, opened.location)
-    plan = outline(source, shard_size=parse_size(shard_size, name="shard_size"), samples_per_shard=samples_per_shard)
+    most_bytes = parse_size(shard_size, name="shard_size")
+    plan = outline(source, shard_size=most_bytes, samples_per_shard=samples_per_shard)
     for note in plan.notes:
         on_event(Message(note, "warning"))
     for bad in plan.bad:
         on_event(Message(f"skipped {bad.path}: {bad.reason}", "warning"))
-    run = _Run(source, plan, dest, opened, store, on_bad, on_event)
-    with _executor(run, workers, executor, bytes_per_s) as (pool, rate, in_flight):
-        return run.publish(pool, rate, in_flight, takeover=takeover, started_s=started_s)
+    run = _Run(source, plan, dest, opened, store, on_bad, on_event, (most_bytes, samples_per_shard), started_s)
+    with _executor(run, workers, executor, bytes_per_s) as engine:
+        return run.publish(engine, takeover=takeover, update=update)
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What runs the jobs, how many to hand out at once, and each worker's share of the rate."""
+
+    pool: Executor
+    in_flight: int
+    bytes_per_s: float | None = None
 
 
 @contextmanager
-def _executor(
-    run: _Run, workers: int | None, executor: Executor | None, bytes_per_s: float | None
-) -> Iterator[tuple[Executor, float | None, int]]:
-    """What runs the jobs, each worker's share of the rate, and how many jobs to hand out at once."""
+def _executor(run: _Run, workers: int | None, executor: Executor | str | None, bytes_per_s: float | None) -> Iterator[_Engine]:
     if executor is not None:
-        yield executor, None, _IN_FLIGHT
+        with open_executor(executor) as pool:
+            yield _Engine(pool, _IN_FLIGHT)
         return
     count = run.worker_count(workers)
     rate = None if bytes_per_s is None else bytes_per_s / count
     if count == 1:
-        yield _Inline(run.on_shard_event), rate, 1
+        yield _Engine(_Inline(run.on_shard_event), 1, rate)
         return
     with WorkerProcesses(count, run.on_shard_event) as pool:
-        yield pool, rate, 2 * count
+        yield _Engine(pool, 2 * count, rate)
 
 
 class _Run:
     """One publication in progress."""
 
     def __init__(
-        self, source: Source, plan: Outline, dest: Where, store: Store, config: StoreConfig | None, on_bad: OnBad, on_event: Subscriber
+        self,
+        source: Source,
+        plan: Outline,
+        dest: Where,
+        store: Store,
+        config: StoreConfig | None,
+        on_bad: OnBad,
+        on_event: Subscriber,
+        cut: tuple[int, int | None],
+        started_s: float,
     ) -> None:
         self._source = source
         self._outline = plan
@@ -353,46 +389,54 @@ class _Run:
         self._config = config
         self._on_bad = on_bad
         self._on_event = on_event
-        self._done: dict[str, int] = {}
-        self._done_shards = 0
+        self._cut = cut
+        self._started_s = started_s
+        self._meter = Meter(on_event)
 
     def worker_count(self, wanted: int | None) -> int:
-        """One process per core, no more than there is work for. A store in this process's memory cannot be reached from another one."""
+        """One process per core, and no more than there is work for. A store in this process's memory cannot be reached from another one.
+
+        A process by itself reads, hashes and sends in several threads, so a second one pays only when there is much to do.
+        """
         if self._store.location.scheme == "memory":
             return 1
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        useful = max(1, self._outline.plan.bytes // _BYTES_PER_WORKER)
+        work_s = self._outline.plan.bytes / _BYTES_PER_S + self._outline.files * _FIELD_S
+        useful = max(1, int(work_s / _WORTH_S))
         return max(1, min(len(self._shards), wanted if wanted is not None else min(cores, useful)))
 
-    def publish(self, pool: Executor, rate: float | None, in_flight: int, *, takeover: bool, started_s: float) -> Publication:
+    def publish(self, engine: _Engine, *, takeover: bool, update: bool) -> Publication:
         found = look(self._store)
         if found.manifest is None:
             resume = enter(self._store, self._digest, found, takeover=takeover)
             # Between looking and claiming another run may have finished.
             manifest = read_manifest(self._store)
             if manifest is None:
-                return self._write(pool, rate, in_flight, resume=resume, started_s=started_s)
+                return self._write(engine, self._shards, resume=resume)
             release_claim(self._store)
             found = replace(look(self._store), manifest=manifest, claimed=False)
-        return self._compare(pool, rate, in_flight, found, started_s=started_s)
+        if update:
+            return self._update(engine, found, takeover=takeover)
+        return self._compare(engine, found)
 
-    def _write(self, pool: Executor, rate: float | None, in_flight: int, *, resume: bool, started_s: float) -> Publication:
+    def _write(self, engine: _Engine, shards: Sequence[PlannedShard], *, resume: bool, grown_from: Manifest | None = None) -> Publication:
+        """Send ``shards`` and commit them, together with those of ``grown_from``. The destination is claimed."""
         self._on_event(Stage("claimed", str(self._store.location)))
         try:
-            outcomes = self._run(pool, [self._job(shard, resume=resume, bytes_per_s=rate) for shard in self._shards], in_flight)
-            manifest = _manifest(self._source, outcomes)
+            outcomes = self._run(engine, [self._job(shard, resume=resume, bytes_per_s=engine.bytes_per_s) for shard in shards])
+            manifest = _manifest(self._source, outcomes, grown_from)
             confirm_objects(self._store, (info for outcome in outcomes for info in outcome.objects))
             self._on_event(Stage("confirmed", str(self._store.location)))
             confirm_claim(self._store, self._digest)
-            commit(self._store, manifest, self._outline.classes)
+            commit(self._store, manifest, self._outline.classes, grown_from=grown_from)
         except BaseException:
             with suppress(StoreError):
                 end_claim(open_store(self._where, self._config, retry_s=_LEAVING_S), self._digest)
             raise
         self._on_event(Stage("published", str(self._store.location / MANIFEST)))
-        return self._publication(manifest, outcomes, started_s)
+        return self._publication(manifest, outcomes, grown_from=grown_from)
 
-    def _compare(self, pool: Executor, rate: float | None, in_flight: int, found: Found, *, started_s: float) -> Publication:
+    def _compare(self, engine: _Engine, found: Found) -> Publication:
         """The destination is complete. If it holds this very data set, send what got lost since; else refuse, having changed nothing."""
         manifest = found.manifest
         assert manifest is not None
@@ -400,24 +444,60 @@ class _Run:
             planned = [(shard.name, shard.bytes, len(shard.samples)) for shard in self._shards]
             if planned != [(record.name, record.bytes, record.samples) for record in manifest.shards]:
                 raise holds_another(self._store, manifest, "its shards are cut differently or hold other samples")
-        outcomes = self._run(pool, [self._job(shard, task="compare") for shard in self._shards], in_flight)
+        outcomes = self._run(engine, [self._job(shard, task="compare") for shard in self._shards])
         records = [outcome.record for outcome in outcomes if outcome.record is not None]
         if tuple(records) != tuple(manifest.shards):
             stored = set(manifest.shards)
             differing = sum(record not in stored for record in records) or abs(len(records) - len(manifest.shards))
             raise holds_another(self._store, manifest, f"{counted(differing, 'shard')} would be another one from the source as it is now")
+        return self._mend(engine, found, self._shards, outcomes)
+
+    def _update(self, engine: _Engine, found: Found, *, takeover: bool) -> Publication:
+        """Add what the source has beyond the published samples, in shards of their own. Refuse, having changed nothing, when published
+        samples are not in the source as they were."""
+        manifest = found.manifest
+        assert manifest is not None
+        refuse_indexed(self._store, manifest)
+        listed = {sample.key: sample for shard in self._shards for sample in shard.samples}
+        jobs = [ReadBack(record, self._where, self._config) for record in manifest.shards]
+        published = [samples for _, samples in sorted(self._each(engine, published_samples, jobs), key=_number)]
+        before = as_published(self._store, manifest, published, listed)
+        outcomes = self._run(engine, [self._job(shard, task="compare") for shard in before])
+        for outcome, record, shard in zip(outcomes, manifest.shards, before, strict=True):
+            if outcome.record != record:
+                raise not_grown(
+                    self._store,
+                    f"published samples have other content in the source now, among those of {record.name} "
+                    f"({shard.samples[0].key} to {shard.samples[-1].key})",
+                )
+        for samples in published:
+            for key, _ in samples:
+                del listed[key]
+        if not listed:
+            return self._mend(engine, found, before, outcomes)
+        shard_size, samples_per_shard = self._cut
+        new = plan_shards(listed.values(), shard_size=shard_size, samples_per_shard=samples_per_shard)
+        # Two updates are the same when they add the same to the same.
+        self._digest = hashlib.sha256(f"update {manifest.digest} {new.digest}".encode()).hexdigest()
+        resume = enter(self._store, self._digest, found, takeover=takeover)
+        return self._write(engine, appended(new, manifest), resume=resume, grown_from=manifest)
+
+    def _mend(self, engine: _Engine, found: Found, shards: Sequence[PlannedShard], outcomes: list[ShardOutcome]) -> Publication:
+        """Send what got lost of a published data set, which ``shards`` make again, as ``outcomes`` has shown."""
+        manifest = found.manifest
+        assert manifest is not None
         lost = [outcome for outcome in outcomes if outcome.record is not None and not self._is_whole(outcome, found)]
         if lost:
             self._on_event(Message(f"{counted(len(lost), 'shard')} of the published data set missing or damaged: sent again", "warning"))
-            by_number = {shard.number: shard for shard in self._shards}
-            jobs = [self._job(by_number[outcome.number], resume=True, bytes_per_s=rate) for outcome in lost]
-            sent = {outcome.number: outcome for outcome in self._run(pool, jobs, in_flight)}
+            by_number = {shard.number: shard for shard in shards}
+            jobs = [self._job(by_number[outcome.number], resume=True, bytes_per_s=engine.bytes_per_s) for outcome in lost]
+            sent = {outcome.number: outcome for outcome in self._run(engine, jobs)}
             outcomes = [sent.get(outcome.number, outcome) for outcome in outcomes]
             if tuple(outcome.record for outcome in outcomes if outcome.record is not None) != tuple(manifest.shards):
                 raise SourceError(f"reading {self._source.name}: it changed while it was read; run again once it stands still")
         if found.claimed:  # a run that was killed between its manifest and its last step
             release_claim(self._store)
-        return self._publication(manifest, outcomes, started_s)
+        return self._publication(manifest, outcomes, unchanged=not lost)
 
     def _is_whole(self, outcome: ShardOutcome, found: Found) -> bool:
         record = outcome.record
@@ -433,24 +513,31 @@ class _Run:
     def _job(self, shard: PlannedShard, **options: Any) -> ShardJob:
         return ShardJob(self._source, shard, self._where, self._config, on_bad=self._on_bad, **options)
 
-    def _run(self, pool: Executor, jobs: Sequence[ShardJob], in_flight: int) -> list[ShardOutcome]:
-        """All jobs' outcomes, in order. The first failure cancels what has not begun and is raised."""
-        outcomes: list[ShardOutcome] = []
-        waiting: set[Future[ShardOutcome]] = set()
-        remaining = iter(jobs)
-        self._done, self._done_shards = {}, 0
-        total = len(jobs)
+    def _run(self, engine: _Engine, jobs: Sequence[ShardJob]) -> list[ShardOutcome]:
+        """All jobs' outcomes, in order."""
+        self._meter.begin([job.shard for job in jobs])
+        outcomes = []
+        for _, outcome in self._each(engine, publish_shard, jobs):
+            outcomes.append(outcome)
+            for bad in outcome.bad:
+                self._on_event(Message(f"skipped {bad.path}: {bad.reason}", "warning"))
+            self._meter.shard_done(outcome.number, sum(totals.samples for totals in outcome.fields.values()))
+        return sorted(outcomes, key=lambda outcome: outcome.number)
+
+    def _each(self, engine: _Engine, function: Callable[[_J], _R], jobs: Sequence[_J]) -> Iterator[tuple[int, _R]]:
+        """What ``function`` gives for each of ``jobs``, with the job's number, as they finish. The first failure cancels what has not
+        begun and is raised."""
+        waiting: dict[Future[_R], int] = {}
+        remaining = iter(enumerate(jobs))
         try:
-            for job in _take(remaining, in_flight):
-                waiting.add(pool.submit(publish_shard, job))
+            for number, job in islice(remaining, engine.in_flight):
+                waiting[engine.pool.submit(function, job)] = number
             while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in done:
-                    outcome = future.result()
-                    outcomes.append(outcome)
-                    self._shard_done(outcome, total)
-                for job in _take(remaining, len(done)):
-                    waiting.add(pool.submit(publish_shard, job))
+                    yield waiting.pop(future), future.result()
+                for number, job in islice(remaining, len(done)):
+                    waiting[engine.pool.submit(function, job)] = number
         except BrokenExecutor as error:
             raise StagekitError(
                 f"the executor that ran the shards broke ({error}); nothing was published. "
@@ -459,67 +546,44 @@ class _Run:
         finally:
             for future in waiting:
                 future.cancel()
-        return sorted(outcomes, key=lambda outcome: outcome.number)
 
     def on_shard_event(self, event: Event) -> None:
-        """Shards report their own bytes; a person wants the sum."""
-        if isinstance(event, Progress) and event.unit == "bytes":
-            self._done[event.task] = event.done
-            self._report()
-        else:
+        """Shards report their own bytes and files; a person wants the sum."""
+        if not self._meter.takes(event):
             self._on_event(event)
 
-    def _shard_done(self, outcome: ShardOutcome, total: int) -> None:
-        shard = self._shards[outcome.number]
-        self._done[shard.name] = shard.bytes
-        self._done_shards += 1
-        for bad in outcome.bad:
-            self._on_event(Message(f"skipped {bad.path}: {bad.reason}", "warning"))
-        self._report(finished=self._done_shards == total)
-
-    def _report(self, *, finished: bool = False) -> None:
-        total = len(self._shards)
-        note = f"{format_count(self._done_shards)} of {format_count(total)} shards"
-        self._on_event(Progress("shard", sum(self._done.values()), self._outline.plan.bytes, "bytes", note, finished))
-
-    def _publication(self, manifest: Manifest, outcomes: list[ShardOutcome], started_s: float) -> Publication:
+    def _publication(
+        self, manifest: Manifest, outcomes: list[ShardOutcome], *, grown_from: Manifest | None = None, unchanged: bool = False
+    ) -> Publication:
         made = [outcome for outcome in outcomes if outcome.record is not None]
         return Publication(
             location=self._store.location,
             manifest=manifest,
             outline=self._outline,
             sent=sum(not outcome.kept for outcome in made),
-            kept=sum(outcome.kept for outcome in made),
+            kept=len(manifest.shards) - sum(not outcome.kept for outcome in made),
             sent_bytes=sum(outcome.sent_bytes for outcome in made),
             bad=(*self._outline.bad, *(bad for outcome in outcomes for bad in outcome.bad)),
-            seconds=time.monotonic() - started_s,
+            seconds=time.monotonic() - self._started_s,
             config=self._config,
+            grown_from=grown_from,
+            unchanged=unchanged,
         )
 
 
-def _manifest(source: Source, outcomes: Iterable[ShardOutcome]) -> Manifest:
-    records = []
-    fields: dict[str, FieldTotals] = {}
-    largest = 0
-    for outcome in outcomes:
-        if outcome.record is None:
-            continue
-        records.append(outcome.record)
-        largest = max(largest, outcome.largest_block)
-        for name, (samples, size) in outcome.fields.items():
-            before = fields.get(name, (0, 0))
-            fields[name] = FieldTotals(before[0] + samples, before[1] + size)
-    if not records:
+_number = operator.itemgetter(0)
+
+
+def _manifest(source: Source, outcomes: Sequence[ShardOutcome], grown_from: Manifest | None) -> Manifest:
+    made = [outcome for outcome in outcomes if outcome.record is not None]
+    if not made:
         raise SourceError(f"reading {source.name}: not one sample could be read; nothing was published")
-    return Manifest(tuple(records), fields, largest)
-
-
-def _take(jobs: Iterator[ShardJob], count: int) -> Iterator[ShardJob]:
-    for _ in range(count):
-        try:
-            yield next(jobs)
-        except StopIteration:
-            return
+    records = [outcome.record for outcome in made if outcome.record is not None]
+    fields = [outcome.fields for outcome in made]
+    largest = max(outcome.largest_block for outcome in made)
+    if grown_from is None:
+        return Manifest(tuple(records), summed(fields), largest)
+    return Manifest((*grown_from.shards, *records), summed([grown_from.fields, *fields]), max(largest, grown_from.largest_block))
 
 
 class _Inline(Executor):

@@ -320,6 +320,11 @@ class ShardBuilder:
         return len(self._offsets)
 
     @property
+    def files(self) -> int:
+        """Fields of all samples so far: the members of the tar."""
+        return sum(samples for samples, _ in self._fields.values())
+
+    @property
     def bytes(self) -> int:
         """Bytes of the shard if it were finished now."""
         return self._offset + len(END)

@@ -145,7 +145,7 @@ def test_progress_sums_up_to_the_plan_and_stages_follow_the_promised_order(raw: 
     progress = [event for event in events if isinstance(event, Progress)]
     assert [event.done for event in progress if event.finished] == [done.manifest.bytes]
     assert progress[-1].total == done.manifest.bytes
-    assert progress[-1].note == f"{len(done.manifest.shards)} of {len(done.manifest.shards)} shards"
+    assert progress[-1].note == f"120 files, {len(done.manifest.shards)} of {len(done.manifest.shards)} shards"
     stages = [(event.name, event.subject) for event in events if isinstance(event, Stage)]
     assert stages[0][0] == "claimed"
     for record in done.manifest.shards:

@@ -1,0 +1,216 @@
+"""``update``: new samples go into new shards, published ones stay as they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagekit.dataset import Dataset
+from stagekit.errors import PublishError
+from stagekit.progress import Event
+from stagekit.publishing import Publication, publish, source_of
+from stagekit.store.base import Data, ObjectInfo, Store, WrappedStore
+from stagekit.store.memory import MemoryStore
+from stagekit.verification import verify
+
+from .conftest import make_raw, tree
+
+
+def run(raw: Path, dest: Any, **options: Any) -> Publication:
+    return publish(source_of(raw), dest, shard_size="64KiB", **options)
+
+
+def grow(raw: Path, count: int = 30) -> None:
+    """More samples, whose keys sort among the old ones."""
+    extra = make_raw(raw.parent / "extra", count, seed=9)
+    for path in sorted(extra.rglob("*.*")):
+        shutil.move(path, raw / path.parent.name / f"{path.name[:3]}b{path.name[3:]}")
+
+
+def keys(dest: Any) -> list[str]:
+    return [sample["__key__"] for sample in Dataset(dest)]
+
+
+def test_new_samples_go_into_further_shards_and_nothing_else_is_touched(raw: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    run(raw, dest)
+    before = tree(dest)
+    old = Dataset(dest)
+    grow(raw)
+    done = run(raw, dest, update=True)
+    after = tree(dest)
+    rewritten = {name for name in before if before[name] != after[name]}
+    assert rewritten == {"manifest.json", "wids.json"}
+    assert done.manifest.shards[: len(old.shards)] == tuple(old.shards)
+    assert done.sent == len(done.manifest.shards) - len(old.shards) > 1
+    assert len(keys(dest)) == 90
+    assert sorted(keys(dest)) == sorted(set(keys(dest)))
+    assert verify(str(dest), deep=True).ok
+    assert any("30 new samples" in line for line in done.lines)
+    assert done.lines[0].startswith(f"updated {dest}: {done.sent} shards sent")
+    assert not (dest / ".claim.json").exists()
+
+
+def test_an_update_of_nothing_new_does_nothing(raw: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    run(raw, dest)
+    before = tree(dest)
+    assert run(raw, dest, update=True).unchanged
+    grow(raw)
+    run(raw, dest, update=True)
+    grown = tree(dest)
+    again = run(raw, dest, update=True)
+    assert again.unchanged
+    assert again.lines[0].startswith("nothing to do")
+    assert tree(dest) == grown != before
+
+
+def test_an_update_of_nothing_at_all_is_a_publication(raw: Path, tmp_path: Path) -> None:
+    assert run(raw, tmp_path / "out", update=True).sent
+    assert tree(tmp_path / "out") == _undisturbed(raw)
+
+
+def _undisturbed(raw: Path) -> dict[str, bytes]:
+    store = MemoryStore(f"memory://update/{raw.parent.name}")
+    run(raw, store)
+    return tree(store)
+
+
+def test_several_updates(raw: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    run(raw, dest)
+    for number in range(3):
+        (raw / "class0" / f"new{number}.png").write_bytes(bytes([number]) * 3000)
+        assert run(raw, dest, update=True).sent == 1
+    assert len(keys(dest)) == 63
+    assert verify(str(dest), deep=True).ok
+
+
+def _remove(raw: Path) -> None:
+    for name in ("0003.png", "0003.json"):
+        (raw / "class0" / name).unlink()
+
+
+def _resize(raw: Path) -> None:
+    (raw / "class0" / "0003.png").write_bytes(b"other")
+
+
+def _rewrite(raw: Path) -> None:
+    path = raw / "class0" / "0003.png"
+    path.write_bytes(bytes(len(path.read_bytes())))
+
+
+def _another_field(raw: Path) -> None:
+    (raw / "class0" / "0003.txt").write_text("a caption")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_remove, "1 published sample is gone from the source (class0/0003)"),
+        (_resize, "1 published sample is changed in the source (class0/0003)"),
+        (_another_field, "1 published sample is changed in the source (class0/0003)"),
+        (_rewrite, "published samples have other content in the source now, among those of shards/000000.tar (class0/0000 to "),
+    ],
+)
+def test_changed_and_removed_samples_are_refused(raw: Path, tmp_path: Path, change: Any, words: str) -> None:
+    dest = tmp_path / "out"
+    run(raw, dest)
+    before = tree(dest)
+    grow(raw)
+    change(raw)
+    with pytest.raises(PublishError, match=r"--update only adds samples; it rewrites none\. Nothing was changed\.") as refused:
+        run(raw, dest, update=True)
+    assert words in str(refused.value)
+    assert tree(dest) == before
+
+
+class _Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stage", ["claimed", "tar", "index", "shard", "confirmed"])
+def test_an_interrupted_update_leaves_the_old_data_set_and_continues(raw: Path, tmp_path: Path, stage: str) -> None:
+    dest = tmp_path / "out"
+    run(raw, dest)
+    published = tree(dest)
+    grow(raw)
+    shutil.copytree(dest, tmp_path / "straight")
+    run(raw, tmp_path / "straight", update=True)
+
+    def stop(event: Event) -> None:
+        if getattr(event, "name", "") == stage:
+            raise _Stop
+
+    with pytest.raises(_Stop):
+        run(raw, dest, update=True, on_event=stop, workers=1)
+    assert {name: tree(dest)[name] for name in published} == published
+    assert len(Dataset(dest)) == 60
+    assert run(raw, dest, update=True).kept >= 60 // 10
+    assert tree(dest) == tree(tmp_path / "straight")
+
+
+def test_what_a_dead_update_left_is_removed_only_on_demand_and_the_data_set_never(raw: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    run(raw, dest)
+    published = tree(dest)
+    grow(raw)
+
+    def stop(event: Event) -> None:
+        if getattr(event, "name", "") == "confirmed":
+            raise _Stop
+
+    with pytest.raises(_Stop):
+        run(raw, dest, update=True, on_event=stop, workers=1)
+    (raw / "class0" / "another.png").write_bytes(b"one more")
+    with pytest.raises(PublishError, match="it holds the unfinished shards of other data"):
+        run(raw, dest, update=True)
+    run(raw, dest, update=True, takeover=True)
+    assert {name: data for name, data in tree(dest).items() if name in published and name.startswith("shards/")} == {
+        name: data for name, data in published.items() if name.startswith("shards/")
+    }
+    assert len(keys(dest)) == 91
+    assert verify(str(dest), deep=True).ok
+
+
+class _UpdatedMeanwhile(WrappedStore):
+    """Another update commits just before this one does."""
+
+    def __init__(self, inner: Store, manifest: bytes) -> None:
+        super().__init__(inner)
+        self.manifest = manifest
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
+        if key.endswith(".blocks"):
+            self.inner.put("manifest.json", self.manifest)
+        return self.inner.put(key, data, if_absent=if_absent)
+
+
+def test_an_update_does_not_replace_another_one(raw: Path, tmp_path: Path) -> None:
+    store = MemoryStore(f"memory://update/{tmp_path.name}/race")
+    run(raw, store)
+    other = make_raw(tmp_path / "other", 5, seed=3)
+    elsewhere = MemoryStore(f"memory://update/{tmp_path.name}/elsewhere")
+    run(other, elsewhere)
+    theirs = bytes(elsewhere.get("manifest.json"))
+    grow(raw)
+    with pytest.raises(PublishError, match=r"its manifest was replaced or removed while this run was writing; nothing was published"):
+        run(raw, _UpdatedMeanwhile(store, theirs), update=True)
+    assert bytes(store.get("manifest.json")) == theirs
+
+
+def test_class_names_that_shift_are_a_change(raw: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    publish(source_of(raw, labels="dir"), dest)
+    (raw / "class9").mkdir()
+    (raw / "class9" / "a.png").write_bytes(b"x")
+    publish(source_of(raw, labels="dir"), dest, update=True)
+    assert json.loads((dest / "classes.json").read_text()) == ["class0", "class1", "class2", "class9"]
+    (raw / "class00").mkdir()
+    (raw / "class00" / "a.png").write_bytes(b"x")
+    with pytest.raises(PublishError, match="published samples have other content in the source now"):
+        publish(source_of(raw, labels="dir"), dest, update=True)
