@@ -54,7 +54,10 @@ def table_source(location: Location, source_format: SourceFormat, options: RowOp
             )
         return None
     if not location.is_directory:
-        raise UsageError(f"reading {location} as {chosen}: tables are read from this machine's disk; copy it here first")
+        raise UsageError(
+            f"reading {location} as {chosen}: tables and documents are read from this machine's disk; copy it here first, or say "
+            "--source-format files to pack the objects below a URL as they are"
+        )
     path = location.path
     if chosen == "text":
         return _text(path, options, on_bad)
@@ -91,7 +94,7 @@ def _text(path: str, options: RowOptions, on_bad: OnBad) -> Source:
 
 def _by_looking(location: Location) -> SourceFormat:
     if not location.is_directory:
-        return "files"
+        return next((name for name, table in _TABLES.items() if has_suffix(str(location), table.suffixes)), "files")
     path = location.path
     if os.path.isdir(path):
         if is_saved_dataset(path):

@@ -6,6 +6,7 @@ every few hundred rows (see ``sources.ranges``); samples are made from their row
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import decimal
 import hashlib
@@ -383,6 +384,7 @@ def _made(source: RowSource, part: Part, place: Place) -> Iterator[Made]:
 _lock = threading.Lock()
 _kept: list[_Cursor] = []
 """At most one cursor, for the next shard of the same file: a compressed file has no other place to begin than its start."""
+atexit.register(_kept.clear)  # its file is closed while the modules that close it are still there
 
 
 def _samples(source: RowSource, part: Part, place: Place, number: int) -> Iterator[Made]:

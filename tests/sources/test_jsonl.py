@@ -180,11 +180,19 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "half a character": ({"text": "text"}, {"text": "a\ud800"}, "its text holds half a character (a lone surrogate) at 1"),
     "no file column": ({"files": ["file"]}, {"id": "x"}, "it has no column 'file'"),
     "a file that is not there": ({"files": ["file"]}, {"file": "gone.jpg"}, "gone.jpg, which is not there"),
-    "a file outside": ({"files": ["file"]}, {"file": "x/../../a.jpg"}, "names 'x/../../a.jpg', which lies outside the folder of the table ("),
+    "a file outside": (
+        {"files": ["file"]},
+        {"file": "x/../../a.jpg"},
+        "names 'x/../../a.jpg', which lies outside the folder of the table (",
+    ),
     "an absolute path": ({"files": ["file"]}, {"file": "/etc/passwd"}, "names '/etc/passwd', which lies outside the folder of the table ("),
     "a folder": ({"files": ["file"]}, {"file": "."}, "which is no file"),
     "a number as path": ({"files": ["file"]}, {"file": 1}, "its file column 'file' holds int; a path is text"),
-    "two fields of one name": ({"files": ["A", "a"]}, {"A": "ok.txt", "a": "ok.txt"}, "two of its columns become the field 'a.txt'; rename one"),
+    "two fields of one name": (
+        {"files": ["A", "a"]},
+        {"A": "ok.txt", "a": "ok.txt"},
+        "two of its columns become the field 'a.txt'; rename one",
+    ),
     "no field": ({"files": ["file"]}, {"file": None}, "it holds no value"),
 }
 
@@ -218,7 +226,10 @@ def test_a_key_that_comes_twice(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", {"id": "x"}, {"id": "y"})
     write(tmp_path / "b.jsonl", {"id": "z"}, {"id": "x", "second": True}, {"id": "y"})
     message = fails(jsonl(tmp_path, key="id"), DuplicateKey)
-    assert message == f"reading {tmp_path}/b.jsonl, line 2: the key 'x' is that of {tmp_path}/a.jsonl, line 1 already; give each row its own key"
+    assert (
+        message
+        == f"reading {tmp_path}/b.jsonl, line 2: the key 'x' is that of {tmp_path}/a.jsonl, line 1 already; give each row its own key"
+    )
     source = jsonl(tmp_path, key="id", on_bad="skip")
     listing = source.listing()
     assert [bad.path for bad in listing.bad] == [f"{tmp_path}/b.jsonl, line 2", f"{tmp_path}/b.jsonl, line 3"]
@@ -309,7 +320,9 @@ def test_what_a_worker_gets_of_a_shard_is_small(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    rows=st.lists(st.one_of(st.none(), st.integers(0, 2000)), min_size=1, max_size=700).filter(lambda rows: any(row is not None for row in rows)),
+    rows=st.lists(st.one_of(st.none(), st.integers(0, 2000)), min_size=1, max_size=700).filter(
+        lambda rows: any(row is not None for row in rows)
+    ),
     per_shard=st.integers(1, 300),
     rules=st.sampled_from([{}, {"key": "id"}, {"text": "text"}]),
 )
