@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any, Literal
 
 from .config import StoreConfig
 from .contents import checkpoint_at, exists, kind_of, nothing
 from .errors import ManifestError, NotFound
+from .histogram import Bucket, buckets, drawn
 from .location import Location
 from .parallel import each
 from .progress import Subscriber, ignore
 from .runs import catalog
 from .runs.catalog import Catalog
 from .runs.layout import CHECKPOINTS, RUN_JSON, Checkpoint, RunRecord, metrics_to_json, parse_reference
-from .shards.manifest import MANIFEST, Manifest
+from .shards.index import index_from_bytes
+from .shards.manifest import MANIFEST, Manifest, ShardRecord, index_name
 from .store import Where, open_store
 from .store.base import Children, Data, ObjectInfo, Store, WrappedStore
 from .units import format_count, format_size
 
 # Files that Python would execute when it loads them, by the endings that trainers use.
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".distcp")
+
+_SIZED_SHARDS = 64
 
 EntryKind = Literal["dataset", "run", "checkpoint", "folder", "object"]
 
@@ -163,7 +167,8 @@ class FieldInfo:
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
     """What a data set holds. ``peek`` has the first samples: key and, per field, size and the beginning of what is text. ``elsewhere`` has
-    the URLs of shards that were indexed where they lie.
+    the URLs of shards that were indexed where they lie. ``sizes`` counts samples by what they take in a tar, headers included, over
+    ``sized_shards`` shards that are spread over the data set.
     """
 
     url: str
@@ -175,6 +180,8 @@ class DatasetInfo:
     fields: tuple[FieldInfo, ...]
     peek: tuple[Mapping[str, str], ...] = ()
     elsewhere: tuple[str, ...] = ()
+    sizes: tuple[Bucket, ...] = ()
+    sized_shards: int = 0
     kind: Literal["dataset"] = field(default="dataset", init=False)
 
     @property
@@ -190,14 +197,32 @@ class DatasetInfo:
         if self.elsewhere:
             shown = f"{format_count(len(self.elsewhere))} of {_plural(self.shards, 'shard')}, the first at {self.elsewhere[0]}"
             lines.append(f"elsewhere  {shown}")
-        for one in self.fields:
-            each_size = format_size(one.bytes / one.samples) if one.samples else "0 B"
-            missing = "" if one.samples == self.samples else f", missing in {format_count(self.samples - one.samples)} samples"
-            lines.append(f"field      {one.name}: {format_size(one.bytes)}, {each_size} a sample{missing}")
+        lines.extend(self._field_lines())
+        lines.extend(self._size_lines())
         for sample in self.peek:
             values = [f"{name} {value}" for name, value in sample.items() if name != "__key__"]
             lines.append(f"sample     {sample['__key__']}: {', '.join(values)}")
         return lines
+
+    def _field_lines(self) -> Iterator[str]:
+        rows = [("field", "samples", "size", "a sample", "missing in")]
+        for one in self.fields:
+            mean = format_size(one.bytes / one.samples) if one.samples else "0 B"
+            missing = "" if one.samples == self.samples else format_count(self.samples - one.samples)
+            rows.append((one.name, format_count(one.samples), format_size(one.bytes), mean, missing))
+        if not any(row[4] for row in rows[1:]):
+            rows = [(*row[:4], "") for row in rows]
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        for row in rows:
+            numbers = "  ".join(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+            yield f"{row[0].ljust(max(10, widths[0]))} {numbers}".rstrip()
+
+    def _size_lines(self) -> Iterator[str]:
+        if self.sizes:
+            of = "" if self.sized_shards == self.shards else f", in {format_count(self.sized_shards)} of {_plural(self.shards, 'shard')}"
+            yield f"sizes      of samples in the tar, headers included{of}"
+            for line in drawn(self.sizes):
+                yield f"           {line}"
 
     @property
     def record(self) -> dict[str, Any]:
@@ -329,6 +354,10 @@ def _dataset_info(opened: Store, where: Where, peek: int, config: StoreConfig | 
 
         samples = [_preview(sample) for sample in islice(Dataset(where, store=config), peek)]
     elsewhere = tuple(record.url for record in manifest.shards if record.url is not None)
+    # As many as are looked at in a moment, from everywhere in the data set.
+    step = -(-len(manifest.shards) // _SIZED_SHARDS)
+    sized = manifest.shards[::step]
+    sizes = chain.from_iterable(each(lambda record: _sample_sizes(opened, record), sized))
     return DatasetInfo(
         url,
         manifest.digest,
@@ -339,7 +368,18 @@ def _dataset_info(opened: Store, where: Where, peek: int, config: StoreConfig | 
         fields,
         tuple(samples),
         elsewhere,
+        buckets(sizes),
+        len(sized),
     )
+
+
+def _sample_sizes(store: Store, record: ShardRecord) -> list[int]:
+    """What each sample of a shard takes in the tar. A missing index has no size to tell; ``verify`` is there to say so."""
+    try:
+        offsets = index_from_bytes(store.get(index_name(record.name)), source=str(store.location / index_name(record.name)))
+    except NotFound:
+        return []
+    return [end - start for start, end in pairwise(offsets)]
 
 
 def _preview(sample: Mapping[str, Any]) -> dict[str, str]:

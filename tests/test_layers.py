@@ -25,6 +25,7 @@ LEVELS = {
     "mounts": 0,
     "parallel": 0,
     "pieces": 0,
+    "histogram": 0,
     # ground
     "store": 1,
     "shards": 1,

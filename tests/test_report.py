@@ -91,10 +91,42 @@ def test_a_data_set_is_described_with_its_first_samples(url: str) -> None:
     assert (found.digest, found.samples, found.bytes, found.shards) == (manifest.digest, 24, manifest.bytes, 3)
     assert [sample["__key__"] for sample in found.peek] == ["000000", "000001"]
     text = "\n".join(found.lines)
-    for words in ("24", manifest.digest, "3 shards", "txt: 2.40 kB, 100 B a sample", "000001: txt '1'… (100 B)"):
+    for words in (
+        "24",
+        manifest.digest,
+        "3 shards",
+        "txt             24  2.40 kB     100 B",
+        "1.02 kB to 2.05 kB",
+        "000001: txt '1'… (100 B)",
+    ):
         assert words in text
     assert json.loads(json.dumps(found.record))["kind"] == "dataset"
     assert info(url).peek == ()  # type: ignore[union-attr]  # a DatasetInfo again
+
+
+def test_a_field_that_some_samples_lack_and_the_sizes_of_samples(url: str) -> None:
+    from .stream.build import build
+
+    build(MemoryStore(url), [(f"{number}", {"txt": b"x" * 3000, **({"cls": b"7"} if number % 2 else {})}) for number in range(9)])
+    found = info(url)
+    assert isinstance(found, DatasetInfo)
+    at = found.lines.index("field      samples     size  a sample  missing in")
+    assert found.lines[at:] == [
+        "field      samples     size  a sample  missing in",
+        "cls              4      4 B       1 B           5",
+        "txt              9  27.0 kB   3.00 kB",
+        "sizes      of samples in the tar, headers included",
+        "           2.05 kB to 4.10 kB  5  ██████████████████████████████",
+        "           4.10 kB to 8.19 kB  4  ████████████████████████",
+    ]
+
+
+def test_a_side_file_that_is_missing_has_no_size_to_tell(url: str) -> None:
+    make_dataset(MemoryStore(url))
+    MemoryStore(url).delete("shards/000001.tar.idx")
+    found = info(url)
+    assert isinstance(found, DatasetInfo)
+    assert sum(bucket.count for bucket in found.sizes) == 14
 
 
 def test_peeking_shows_bytes_by_their_size_only(url: str) -> None:
