@@ -16,10 +16,10 @@ from ..shards.braces import expand
 from ..shards.manifest import is_shard_name, is_shard_url
 from ..store import Where, open_store
 from ..store.base import ObjectInfo, Store
+from ..stream.cache import ON_THIS_MACHINE
 from ..units import format_count, format_size
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.lz4")
-_ON_THIS_MACHINE = frozenset({"file", "local", "memory"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _look(one: _Named) -> ObjectInfo | NotFound:
 
 
 def _check_place(location: Location, dest: Location) -> None:
-    if location.scheme in _ON_THIS_MACHINE and dest.scheme not in _ON_THIS_MACHINE:
+    if location.scheme in ON_THIS_MACHINE and dest.scheme not in ON_THIS_MACHINE:
         raise UsageError(
             f"indexing {location} to {dest}: a data set in a bucket cannot name a path on this machine, which means nothing on another "
             "one; copy the tars to the bucket first, or index them to a directory"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import subprocess
+import sys
 import tarfile
 import threading
 from pathlib import Path
@@ -123,6 +125,22 @@ def test_it_reads_what_the_webdataset_package_reads(tmp_path: Path) -> None:
     assert len(dataset) == 11
 
 
+_WRITE = """
+import sys, webdataset
+with webdataset.ShardWriter(sys.argv[1], maxcount=20, verbose=0) as writer:
+    for number in range(50):
+        writer.write({"__key__": f"d/{number:03d}", "cls": number % 3, "json": {"n": number}, "bin": bytes(number * 40)})
+"""
+
+
+def test_what_the_webdataset_package_writes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _WRITE, str(tmp_path / "w-%06d.tar")], check=True)
+    dataset = stagekit.index(f"{tmp_path}/w-{{000000..000002}}.tar", tmp_path)
+    assert [record.samples for record in dataset.shards] == [20, 20, 10]
+    assert list(dataset) == read_by_webdataset([str(path) for path in sorted(tmp_path.glob("*.tar"))])
+    assert [sample["json"] for sample in dataset] == [json.dumps({"n": number}).encode() for number in range(50)]
+
+
 def test_loaders_shuffle_and_resume_exactly(base: Store) -> None:
     made = put_tars(base, 5, each=10, folder="ds/")
     stagekit.index(url(base, "ds/"), url(base, "index"))
@@ -133,7 +151,7 @@ def test_loaders_shuffle_and_resume_exactly(base: Store) -> None:
     assert keys != sorted(keys)
     for stop in (0, 1, 5, len(undisturbed) - 1, len(undisturbed)):
         loader = StreamLoader(url(base, "index"), **options)
-        taken = []
+        taken: list[list[str]] = []
         for batch in loader:
             if len(taken) == stop:
                 break
