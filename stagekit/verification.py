@@ -12,18 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .config import StoreConfig
+from .config import StoreConfig, home_directory
 from .contents import checkpoint_at, kind_of, nothing
 from .dataset import with_shards
-from .errors import Denied, ManifestError, NotFound, StoreError
+from .errors import CorruptShard, Denied, ManifestError, NotFound, StoreError
+from .looked import Looked
 from .parallel import each
 from .progress import Progress, Subscriber, ignore
 from .runs import catalog
 from .runs.layout import RUN_JSON, Checkpoint, CheckpointName, FileRecord, RunRecord, Selector, parse_reference
+from .shards.archive import members
 from .shards.index import BlockTable, block_digest
 from .shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, wids_json
+from .shards.sample import split_name
 from .store import Where, open_store
-from .store.base import Store
+from .store.base import Data, ObjectInfo, Store
 from .transfer.fetch import Fetcher, Range, fetch_pieces
 from .units import format_count, format_size
 
@@ -62,7 +65,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was looked at and what was found. ``ok`` when there is no fault; notes do not count."""
+    """What was looked at and what was found. ``ok`` when there is no fault; notes do not count. ``read_before`` counts shards that an
+    interrupted look had read already."""
 
     url: str
     kind: Literal["dataset", "run", "checkpoint"]
@@ -70,6 +74,7 @@ class VerifyReport:
     objects: int
     bytes: int
     findings: tuple[Fault, ...]
+    read_before: int = 0
 
     @property
     def ok(self) -> bool:
@@ -85,15 +90,26 @@ class VerifyReport:
     def line(self) -> str:
         """One sentence for people."""
         how = "every byte read" if self.deep else "structure and sizes; --deep reads every byte"
+        if self.read_before:
+            how += f", {format_count(self.read_before)} of the shards by an interrupted look before; --afresh reads them again"
         result = "whole" if self.ok else f"{format_count(len(self.faults))} {'fault' if len(self.faults) == 1 else 'faults'}"
         noun = {"dataset": "data set", "run": "run", "checkpoint": "checkpoint"}[self.kind]
         return f"{self.url}: {noun}, {format_count(self.objects)} objects, {format_size(self.bytes)}: {result} ({how})"
 
 
 def verify(
-    where: Where, *, deep: bool = False, store: StoreConfig | None = None, threads: int = 8, on_event: Subscriber = ignore
+    where: Where,
+    *,
+    deep: bool = False,
+    afresh: bool = False,
+    store: StoreConfig | None = None,
+    threads: int = 8,
+    on_event: Subscriber = ignore,
 ) -> VerifyReport:
     """Check a data set, a run, or one checkpoint (``RUN@1200``) against its manifests. Nothing is written.
+
+    A deep look at a data set that was interrupted within the last day is continued: a shard that it read and found whole, and that was
+    not replaced since, is not read again; ``afresh`` reads everything.
 
     What differs is in the report's ``findings``. Raises ``ManifestError`` when nothing that can be verified lies there, and the store's
     own errors when it cannot be told: a bucket that may not be read is never reported as whole, or as damaged.
@@ -105,7 +121,7 @@ def verify(
     if isinstance(where, str):
         url, selector = parse_reference(where)
     opened = open_store(url, store, on_event=on_event)
-    look = _Look(opened, deep, threads, on_event)
+    look = _Look(opened, deep, threads, on_event, afresh=afresh)
     kind = kind_of(opened)
     if kind == "dataset":
         return look.report("dataset", _dataset(look, store))
@@ -128,7 +144,10 @@ class _Look:
     objects: int = 0
     bytes: int = 0
     total: int | None = None
+    afresh: bool = False
     elsewhere: dict[str, str] = field(default_factory=dict)
+    looked: Looked | None = None
+    read_before: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def url(self, key: str) -> str:
@@ -149,14 +168,21 @@ class _Look:
     def report(self, kind: Literal["dataset", "run", "checkpoint"], faults: Iterator[Fault], url: str | None = None) -> VerifyReport:
         findings = list(faults)
         self.on_event(Progress("verify", self.bytes, self.bytes, finished=True))
-        return VerifyReport(url or str(self.store.location), kind, self.deep, self.objects, self.bytes, tuple(findings))
+        if self.looked is not None:
+            self.looked.finish()
+        return VerifyReport(url or str(self.store.location), kind, self.deep, self.objects, self.bytes, tuple(findings), self.read_before)
+
+    def info(self, key: str) -> ObjectInfo | None:
+        """The object's size and etag, or ``None`` when it is provably not there."""
+        try:
+            return self.store.head(key)
+        except NotFound:
+            return None
 
     def size(self, key: str) -> int | None:
         """The object's size, or ``None`` when it is provably not there."""
-        try:
-            return self.store.head(key).size
-        except NotFound:
-            return None
+        info = self.info(key)
+        return None if info is None else info.size
 
 
 # ---------------------------------------------------------------------------------------------------------------------- data sets
@@ -171,6 +197,11 @@ def _dataset(look: _Look, config: StoreConfig | None) -> Iterator[Fault]:
     look.total = manifest.bytes
     look.store = with_shards(look.store, manifest, config, allow_mount=True, on_event=look.on_event)
     look.elsewhere = {record.name: record.url for record in manifest.shards if record.url is not None}
+    if look.deep and look.store.location.scheme != "memory":
+        look.looked = Looked(home_directory(), str(look.store.location), manifest.digest)
+        if look.afresh:
+            look.looked.finish()
+            look.looked = Looked(home_directory(), str(look.store.location), manifest.digest)
     # A deep look reads few shards at once with several requests each, or one with many: about ``threads`` requests in either case.
     at_once = max(1, min(len(manifest.shards), look.threads // 2)) if look.deep else look.threads
     for faults in each(lambda record: _shard(look, record, at_once), manifest.shards, threads=at_once):
@@ -204,15 +235,21 @@ def _shard(look: _Look, record: ShardRecord, at_once: int) -> list[Fault]:
         elif key == blocks_name(name):
             table = BlockTable.from_bytes(data, source=look.url(key))
         look.passed(0, objects=1)
-    size = look.size(name)
-    if size is None:
+    info = look.info(name)
+    if info is None:
         faults.append(look.fault("missing", name, f"the shard is missing, with {format_count(record.samples)} samples", shard=name))
         return faults
+    size = info.size
     if size != record.bytes:
         detail = f"the shard has {format_count(size)} bytes and should have {format_count(record.bytes)}"
         faults.append(look.fault("size", name, detail, shard=name, expected=str(record.bytes), found=str(size)))
-    if look.deep:
+    if look.deep and not faults and look.looked is not None and look.looked.has(info):
+        look.read_before += 1
+        look.passed(record.bytes)
+    elif look.deep:
         faults.extend(_shard_bytes(look, record, table, size, max(1, look.threads // at_once)))
+        if not faults and look.looked is not None:
+            look.looked.add(info)
     else:
         look.passed(record.bytes)
     look.passed(0, objects=1)
@@ -239,8 +276,9 @@ def _shard_bytes(look: _Look, record: ShardRecord, table: BlockTable | None, siz
             if digest is None or block_digest(data) == digest:
                 continue
             bad = True  # and the shard's own digest was fed the damaged bytes
-            what = f"block {number} at offset {format_count(start)} ({format_count(length)} bytes)"
-            found = block_digest(look.store.get(record.name, start, length))
+            again = look.store.get(record.name, start, length)
+            found = block_digest(again)
+            what = f"block {number} at offset {format_count(start)} ({format_count(length)} bytes, {_samples_of(table, number, again)})"
             place: dict[str, Any] = {"shard": record.name, "block": number, "offset": start, "expected": digest.hex()}
             if found == digest:
                 detail = f"{what} arrived damaged once and whole the second time; the link or a proxy flips bits"
@@ -257,6 +295,21 @@ def _shard_bytes(look: _Look, record: ShardRecord, table: BlockTable | None, siz
         yield _differs(
             look, record.name, f"the shard differs from the manifest ({where})", record.sha256, whole.hexdigest(), shard=record.name
         )
+
+
+def _samples_of(table: BlockTable | None, number: int | None, data: Data) -> str:
+    """Which samples lie in a block, by number and, where its headers can still be read, by key."""
+    if table is None or number is None:
+        return "samples unknown"
+    block = table.blocks[number]
+    text = f"samples {format_count(block.first_sample)} to {format_count(block.first_sample + block.samples - 1)} of the shard"
+    keys: list[str] = []
+    try:
+        keys.extend(split[0] for member in members(data, source="") if (split := split_name(member.name)) is not None)
+    except CorruptShard:
+        # The headers up to the damaged one are whole, so the sample after the last readable key is the one.
+        return f"{text}, unreadable behind {keys[-1]}" if keys else text
+    return f"{text}, {keys[0]} to {keys[-1]}" if keys else text
 
 
 def _differs(look: _Look, key: str, detail: str, expected: str, found: str, **values: Any) -> Fault:

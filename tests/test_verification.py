@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from stagekit.dataset import Dataset
 from stagekit.errors import BucketNotFound, CheckpointError, CorruptShard, Denied, ManifestError, Unreachable
+from stagekit.looked import Looked
 from stagekit.progress import Progress
 from stagekit.runs.layout import RUN_JSON
 from stagekit.shards.index import BlockTable
 from stagekit.shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name
+from stagekit.store.base import Data, ObjectInfo, Store, WrappedStore
+from stagekit.store.directory import DirectoryStore
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 from stagekit.verification import Fault, verify
@@ -26,7 +32,7 @@ def store() -> MemoryStore:
     return MemoryStore(f"memory://verification-{next(_numbers)}/place")
 
 
-def flip(store: MemoryStore, key: str, offset: int) -> None:
+def flip(store: Store, key: str, offset: int) -> None:
     data = bytearray(store.get(key))
     data[offset] ^= 1
     store.put(key, bytes(data))
@@ -234,3 +240,81 @@ def test_the_loader_and_verify_agree_about_a_damaged_block(store: MemoryStore) -
     fault = only(verify(store, deep=True).findings)
     with pytest.raises(CorruptShard, match=str(fault.found)):
         list(Dataset(store))
+
+
+class _Interrupted(Exception):
+    pass
+
+
+class _Counting(WrappedStore):
+    """Counts ranged reads of tars by key; ``stop_at`` ends the look in the middle, as Ctrl-C would."""
+
+    def __init__(self, inner: Store, stop_at: str = "") -> None:
+        super().__init__(inner)
+        self.read: Counter[str] = Counter()
+        self.stop_at = stop_at
+
+    def get(self, key: str, start: int = 0, length: int | None = None, *, if_match: str | None = None) -> Data:
+        if key == self.stop_at:
+            raise _Interrupted
+        if key.endswith(".tar"):
+            self.read[key] += 1
+        return self.inner.get(key, start, length, if_match=if_match)
+
+
+def test_an_interrupted_deep_look_goes_on_and_a_finished_one_starts_afresh(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "data")
+    names = [record.name for record in make_dataset(store).shards]
+    with pytest.raises(_Interrupted):
+        verify(_Counting(store, names[2]), deep=True, threads=1)
+    # The second shard was replaced meanwhile, by one with a flipped bit: its etag is another one.
+    flip(store, names[1], 700)
+    counting = _Counting(store)
+    report = verify(counting, deep=True, threads=1)
+    assert names[0] not in counting.read
+    assert counting.read[names[1]]
+    assert counting.read[names[2]]
+    assert only(report.faults).shard == names[1]
+    assert report.read_before == 1
+    assert "1 of the shards by an interrupted look before" in report.line
+    assert report.bytes == sum(record.bytes for record in Dataset(store).shards)
+    counting = _Counting(store)
+    assert verify(counting, deep=True).read_before == 0
+    assert set(counting.read) == set(names)
+
+
+def test_afresh_reads_everything(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "data")
+    names = [record.name for record in make_dataset(store).shards]
+    with pytest.raises(_Interrupted):
+        verify(_Counting(store, names[2]), deep=True, threads=1)
+    counting = _Counting(store)
+    assert verify(counting, deep=True, afresh=True).read_before == 0
+    assert set(counting.read) == set(names)
+
+
+def test_what_was_read_counts_for_a_day_and_survives_a_cut_line(tmp_path: Path) -> None:
+    info = ObjectInfo("shards/000000.tar", 3, "etag")
+    now_s = 1000.0
+    first = Looked(tmp_path, "s3://b/a", "digest", clock=lambda: now_s)
+    first.add(info)
+    first.add(ObjectInfo("shards/000001.tar", 3, None))
+    (path,) = (tmp_path / "verify").iterdir()
+    path.write_text(path.read_text() + '["shards/0000')
+    assert Looked(tmp_path, "s3://b/a", "digest", clock=lambda: now_s + 3600).has(info)
+    assert not Looked(tmp_path, "s3://b/a", "digest", clock=lambda: now_s + 25 * 3600).has(info)
+    assert not Looked(tmp_path, "s3://b/a", "other", clock=lambda: now_s).has(info)
+    assert not Looked(tmp_path, "s3://b/a", "digest", clock=lambda: now_s).has(ObjectInfo(info.key, 3, "another"))
+    first.finish()
+    assert not Looked(tmp_path, "s3://b/a", "digest", clock=lambda: now_s).has(info)
+
+
+def test_the_samples_of_a_damaged_block_are_named(store: MemoryStore) -> None:
+    manifest = make_dataset(store)
+    name = manifest.shards[0].name
+    table = BlockTable.from_bytes(store.get(blocks_name(name)), source="test")
+    flip(store, name, table.blocks[1].offset + 600)
+    assert "samples 3 to 5 of the shard, 000003 to 000005" in only(verify(store, deep=True).faults).detail
+    flip(store, name, table.blocks[1].offset + 600)
+    flip(store, name, table.blocks[1].offset + (table.blocks[1].size // 3) + 10)  # in the second sample's header
+    assert "samples 3 to 5 of the shard, unreadable behind 000003" in only(verify(store, deep=True).faults).detail
