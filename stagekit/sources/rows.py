@@ -524,25 +524,31 @@ class _Scan:
     def _look_as_it_is(self, part: Part, places: list[Place]) -> int:
         """``_look`` for rows whose bytes are their field: nothing is parsed, and their names and sizes follow from very little."""
         row_number, next_place, last = 0, 0, -1
-        lengths = array("Q")
+        self._identity.update(f"numbered {part.prefix} {part.first}\n".encode())
+        lengths: list[int] = []
         append = lengths.append
         for begin, line, row in self._source.table.rows(part.path, 0, 1):
             if row_number >= next_place and begin != last:
                 places.append(Place(begin, line, row_number, row_number))
                 next_place = row_number + _EVERY
+                self._note_lengths(part, row_number, lengths)
+                lengths.clear()
             last = begin
             append(len(row))  # type: ignore[arg-type]  # such a table has no bad rows before they are parsed
             row_number += 1
-        if not row_number:
-            return 0
-        name = member_name(part.key(row_number - 1), "json")
-        member_bytes(name, max(lengths))
-        self._identity.update(f"numbered {part.prefix} {part.first} {row_number}\n".encode())
-        sizes = np.frombuffer(lengths, np.uint64)
+        self._note_lengths(part, row_number, lengths)
+        self._identity.update(f"{row_number}\n".encode())
+        return row_number
+
+    def _note_lengths(self, part: Part, rows: int, lengths: list[int]) -> None:
+        """The bytes of the last rows, ``rows`` being how many there were."""
+        if not lengths:
+            return
+        member_bytes(member_name(part.key(rows - 1), "json"), max(lengths))
+        sizes = np.array(lengths, np.uint64)
         self._identity.update(sizes.astype("<u8").tobytes())
         self._sizes.frombytes((512 + (sizes + np.uint64(511)) // np.uint64(512) * np.uint64(512)).astype(np.uint64).tobytes())
-        self._count("json", row_number, int(sizes.sum()))
-        return row_number
+        self._count("json", len(lengths), sum(lengths))
 
     def _look(self, part: Part, places: list[Place], dropped: set[int]) -> int:
         row_number, next_place, last, sample = 0, 0, -1, 0

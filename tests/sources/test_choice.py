@@ -93,7 +93,7 @@ def test_a_format_that_is_named(root: Path, monkeypatch: pytest.MonkeyPatch, nam
 
 
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
-    ("tables", "auto", {}, "nothing but .parquet files; say --source-format parquet for a sample from each of their rows, or --source-format files"),
+    ("tables", "auto", {}, "say --source-format parquet for a sample from each of their rows, or --source-format files"),
     ("docs", "auto", {}, "it holds nothing but .jsonl or .ndjson files; say --source-format jsonl"),
     ("images", "auto", {"key": "id"}, "key, file_columns and text_field are for tables, and "),
     ("images", "files", {"text_field": "text"}, "is read as files; say which with --source-format jsonl or csv or parquet or hf or text"),
