@@ -207,6 +207,44 @@ def batches(samples: int, shares: int, per_share: int, *, drop_last: bool) -> in
     return -(-(each + (rest > 0)) // per_share)
 
 
+class Blend:
+    """One sequence out of several: the position's source is fixed, and every beginning of it holds each source in proportion.
+
+    ``counts`` are how many samples of each source the sequence has. What comes where is worked out for any position without those before
+    it: of the first *n* positions, the last source has ``n - m`` and the others ``m = n * (sum of the others) // (sum of all)``, which are
+    divided among them in the same way.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        if not counts or min(counts) < 1:
+            raise UsageError("a mix needs at least one sample of each source in an epoch")
+        self.counts = tuple(counts)
+        self._sums = tuple(int(end) for end in np.cumsum(self.counts))
+        self.samples = self._sums[-1]
+        if self.samples >= 3_037_000_499:  # its square must fit into 63 bits
+            raise UsageError(f"an epoch of {self.samples} samples is too long for a mix, which has at most three billion")
+
+    def before(self, position: int) -> tuple[int, ...]:
+        """How many of the first ``position`` samples come from each source."""
+        return tuple(int(count[0]) for count in self._counts(np.array([position], np.int64)))
+
+    def sources(self, begin: int, end: int) -> Numbers:
+        """The number of the source of each of the positions ``begin … end-1``."""
+        found = np.zeros(end - begin, np.int64)
+        for source, counts in enumerate(self._counts(np.arange(begin, end + 1, dtype=np.int64))):
+            found[np.diff(counts) == 1] = source
+        return found
+
+    def _counts(self, positions: Numbers) -> list[Numbers]:
+        held: list[Numbers] = []
+        for source in range(len(self._sums) - 1, 0, -1):
+            others = positions * self._sums[source - 1] // self._sums[source]
+            held.append(positions - others)
+            positions = others
+        held.append(positions)
+        return held[::-1]
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """How far an epoch has come: the same value on every rank, of a few numbers whatever the number of ranks.

@@ -27,7 +27,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +89,7 @@ class Cache:
         self.directory = wanted.resolve()  # only now: touching a mount that hangs would block
         self.limit = limit
         self._own = self.directory / dataset[:32]
+        self._kept = {self._own.name}
         self._on_event = on_event
         self._clock = clock
         self._off = False
@@ -111,6 +112,10 @@ class Cache:
 
     def __repr__(self) -> str:
         return f"<Cache {self.directory}: up to {format_size(self.limit)}>"
+
+    def share_with(self, datasets: Iterable[str]) -> None:
+        """Treat blocks of the data sets with these digests like this one's own, since all are read together."""
+        self._kept |= {digest[:32] for digest in datasets}
 
     @property
     def held_bytes(self) -> int:
@@ -246,7 +251,7 @@ class Cache:
             elif _NAME.fullmatch(folder.name):
                 found = [one for one in _entries(Path(folder.path)) if _NAME.fullmatch(one.path.name)]
                 held += sum(one.size for one in found)
-                if folder.name != self._own.name:
+                if folder.name not in self._kept:
                     others += found
         ledger.held = held
         self._candidates = _oldest_first(others)

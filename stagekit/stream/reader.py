@@ -145,11 +145,16 @@ class Reader:
         if fetcher is not None:
             fetcher.close()
 
+    def start(self) -> None:
+        """Begin to fetch. Iterating does it, too; whoever reads from several readers in turn starts them together."""
+        if self._fetcher is None and any(self._intervals):
+            self._start(())
+
     def __iter__(self) -> Iterator[list[Sample | None]]:
         if not any(self._intervals):
             return
         try:
-            self._start(())
+            self.start()
             while True:
                 group: list[Sample | None] = []
                 for lane in self._lanes:

@@ -46,18 +46,20 @@ class Decoder:
 
     ``decode`` is ``"auto"`` (by extension), ``None`` (bytes stay bytes), or a mapping from field (or last extension) to a function of
     the bytes, ``None`` meaning that they stay; fields it does not name are decoded by extension. ``fields`` are the data set's: one that
-    holds pickles and is not named is refused here, before anything is read (``UsageError``).
+    holds pickles and is not named is refused here, before anything is read (``UsageError``). Where they are not known (``None``), each is
+    looked at when it is first met.
     """
 
-    def __init__(self, decode: Decode, fields: Iterable[str]) -> None:
+    def __init__(self, decode: Decode, fields: Iterable[str] | None) -> None:
         if not (decode is None or decode == "auto" or isinstance(decode, Mapping)):
             raise UsageError(f"decode: {decode!r} is none of 'auto', None, or a mapping from field to function")
         self._functions: dict[str, Function | None] = {}
         self._decode = decode
+        self._learns = fields is None and decode is not None
         if decode is not None:
-            for field in fields:
+            for field in fields or ():
                 self._functions[field] = self._choose(field)
-        self.active = any(self._functions.values())
+        self.active = self._learns or any(self._functions.values())
 
     def _choose(self, field: str) -> Function | None:
         last = field.rpartition(".")[2]
@@ -82,6 +84,10 @@ class Decoder:
         functions = self._functions
         if not self.active:
             return sample
+        if self._learns:
+            for field in sample:
+                if field not in functions:
+                    functions[field] = None if field.startswith("__") else self._choose(field)
         for field, value in sample.items():
             function = functions.get(field)
             if function is not None:

@@ -6,25 +6,38 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..config import StoreConfig
 from ..dataset import Dataset, Sample
-from ..errors import UsageError
+from ..errors import StateMismatch, UsageError
 from ..order import Intervals, Position, State, batches, share, size
-from ..progress import Subscriber, ignore
-from ..store import Where
+from ..progress import Message, Subscriber, ignore
+from ..stream.mix import Mix, MixReader
 from ..stream.reader import OnBad, Reader
+from ..stream.tars import TarReader, Tars
 from ..units import format_count
 from .collate import collate as default_collate
 from .decode import Decode
-from .pipeline import Pipeline
-from .plan import Made, Plan, Receipt, Transform, receipt_of
+from .pipeline import Ahead, Pipeline
+from .plan import AnyReader, Made, Plan, Receipt, Source, Transform, receipt_of
 from .ranks import check_ranks, find_ranks, ranks_known
 
 Collate = Callable[[Sequence[Any]], Any]
+
+_AHEAD = 8  # batches that only have to be put together
+
+
+class _Work(Protocol):
+    """Batches in the making, with what went into each, in order."""
+
+    waited_s: float
+
+    def __iter__(self) -> Iterator[tuple[Any, Made]]: ...
+
+    def close(self) -> None: ...
 
 
 class StreamLoader:
@@ -42,7 +55,10 @@ class StreamLoader:
 
     Damaged data raises ``CorruptShard`` naming shard, block and offset; an epoch never just ends early.
 
-    :param source: URL, directory, open store, or ``Dataset``
+    Plain WebDataset tars without a manifest are read, too, named as in ``"s3://bucket/shard-{000000..000099}.tar"``. What cannot be
+    promised of them is told by a warning: see ``stream.tars``.
+
+    :param source: URL, directory, open store, ``Dataset``, ``Mix``, or the names of plain tars
     :param batch_size: samples in a batch of this rank
     :param shuffle: permute blocks, and samples inside windows of ``window`` blocks (about 8 MiB each); else source order
     :param decode: ``"auto"`` by extension, ``None`` for bytes, or a mapping from field to a function of the bytes
@@ -63,7 +79,7 @@ class StreamLoader:
 
     def __init__(
         self,
-        source: Where | Dataset,
+        source: Source,
         batch_size: int,
         *,
         shuffle: bool = True,
@@ -127,11 +143,17 @@ class StreamLoader:
         self._iteration: object = None
         self._warned = False
         # Before the process group is there, the world is not known yet, and what depends on it is checked when iteration begins.
-        self._plan.budget(self._cut()[2] if ranks_known(rank) else 1)
-        self._warn_if_empty()
+        self._plan.budgets(self._cut()[2] if ranks_known(rank) else 1)
+        if isinstance(self.dataset, Tars):
+            if virtual_ranks is not None:
+                raise UsageError("virtual_ranks: plain tars are divided whole; index them first (`stagekit index`)")
+            on_event(Message(self.dataset.warning, "warning"))
+            warnings.warn(self.dataset.warning, UserWarning, stacklevel=2)
+        else:
+            self._warn_if_empty(self.dataset)
 
     @property
-    def dataset(self) -> Dataset:
+    def dataset(self) -> Dataset | Mix | Tars:
         """The data set that is read."""
         return self._plan.dataset
 
@@ -141,7 +163,10 @@ class StreamLoader:
         return self._position.epoch
 
     def __len__(self) -> int:
-        """Batches of the current epoch, from its beginning: those that were taken before a resume and those that are left."""
+        """Batches of the current epoch, from its beginning: those that were taken before a resume and those that are left.
+
+        ``TypeError`` for plain tars, whose samples nobody has counted.
+        """
         return self._position.batches + self.batches_left
 
     @property
@@ -189,15 +214,15 @@ class StreamLoader:
             )
         return shares, self.batch_size // lanes, lanes
 
-    def _warn_if_empty(self) -> None:
+    def _warn_if_empty(self, dataset: Dataset | Mix) -> None:
         _, world = find_ranks(self._rank, self._world_size)
-        total = format_count(len(self.dataset))
-        if self._warned or not self.drop_last or self._position.cuts or len(self.dataset) // world >= self.batch_size:
+        total = format_count(len(dataset))
+        if self._warned or not self.drop_last or self._position.cuts or len(dataset) // world >= self.batch_size:
             return
         self._warned = True
         ranks = f" on each of {world} ranks" if world > 1 else ""
         warnings.warn(
-            f"{self.dataset.location} has {total} samples, too few for a batch of {self.batch_size}{ranks}: with drop_last=True an epoch "
+            f"{dataset.location} has {total} samples, too few for a batch of {self.batch_size}{ranks}: with drop_last=True an epoch "
             "has 0 batches. Use a smaller batch_size, or drop_last=False to get them in a masked batch",
             UserWarning,
             stacklevel=3,
@@ -205,36 +230,24 @@ class StreamLoader:
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: nothing changes before its first batch is asked for, so a loaded state is not lost by an iter() that nobody uses.
-        position = self._position if self._resumed else Position(self._position.epoch)
+        position = self._position
+        if not self._resumed:
+            # Frameworks that know the length never ask behind the last batch; then the epoch is over all the same.
+            over = position.batches and not isinstance(self.dataset, Tars) and not self.batches_left
+            position = Position(position.epoch + 1 if over else position.epoch)
         self._position, self._resumed = position, False
         self._iteration = token = object()
-        self._warn_if_empty()
         plan = self._plan
-        rank, _ = find_ranks(self._rank, self._world_size)
-        shares, per_share, lanes = self._cut()
-        left = position.left(len(self.dataset))
-        count = batches(size(left), shares, per_share, drop_last=self.drop_last)
-        own = [share(left, number, shares, limit=count * per_share) for number in range(rank * lanes, (rank + 1) * lanes)]
-        reader = plan.reader(position.epoch, own, per_share)
-        source = _Batches(plan, reader, own, per_share, count, epoch=position.epoch)
+        shares, per_share, _ = self._cut()
+        source = self._open(position)
+        reader = source.reader
+        ended = False
         total, taken, delivered, waited_s, began = Made(), 0, 0, 0.0, time.monotonic()
-        made: Iterator[tuple[Any, Made]]
-        pipeline: Pipeline[Sample | None, Made, tuple[Any, Made]] | None = None
-        if self._threads:
-            pipeline = Pipeline(
-                source,
-                plan.make,
-                lambda parts: self._assemble(parts, source),
-                threads=self._threads,
-                cut=not plan.plain,
-                stop_groups=reader.close,
-            )
-            made = iter(pipeline)
-        else:
-            made = (self._assemble([plan.make(group)], source) for group in source)
+        work = self._work(source, reader)
+        made = iter(work) if work is not None else (self._assemble([plan.make(group)], source) for group in source)
         try:
             for batch, counts in made:
-                if pipeline is None:
+                if work is None:
                     waited_s += time.monotonic() - began
                 if self._iteration is not token:
                     raise UsageError(
@@ -251,28 +264,70 @@ class StreamLoader:
                 self._position = position
                 yield batch
                 began = time.monotonic()
+            ended = True
         finally:
-            if pipeline is None:
+            if work is None:
                 reader.close()
             else:
-                pipeline.close()
-                waited_s = pipeline.waited_s
-            self.receipt = receipt_of(
+                work.close()
+                waited_s = work.waited_s
+            complete = ended if source.count is None else taken == source.count
+            receipt = receipt_of(
                 plan,
                 reader,
                 total,
                 epoch=position.epoch,
                 batches=taken,
-                expected=sum(size(lane) for lane in own),
+                expected=source.expected,
                 delivered=delivered,
                 waited_s=waited_s,
-                complete=taken == count,
+                complete=complete,
             )
-        if self._iteration is token:
-            self._position = Position(position.epoch + 1)
-        plan.report(self.receipt)
+            if self._iteration in (token, None):
+                self.receipt = receipt
+            if complete:
+                if self._iteration is token:
+                    self._position = Position(position.epoch + 1)
+                plan.report(receipt)
 
-    def _assemble(self, parts: Sequence[Made], source: _Batches) -> tuple[Any, Made]:
+    def _open(self, position: Position) -> _Batches | _TarBatches:
+        """What is left of an epoch for this rank."""
+        plan, dataset = self._plan, self.dataset
+        rank, world = find_ranks(self._rank, self._world_size)
+        shares, per_share, lanes = self._cut()
+        if isinstance(dataset, Tars):
+            taken = position.cuts[0] if position.cuts else (world, 0)
+            if len(position.cuts) > 1 or taken[0] != world:
+                raise StateMismatch(
+                    f"the loader state was saved on {taken[0]} ranks and is loaded on {world}; plain tars without an index go on with as "
+                    "many ranks only. `stagekit index` makes them a data set, which any number of ranks can go on with"
+                )
+            tar_reader = plan.tar_reader(dataset, rank, world, self.batch_size, epoch=position.epoch, skip=taken[1])
+            return _TarBatches(tar_reader, self.batch_size, drop_last=self.drop_last, source=dataset.location)
+        self._warn_if_empty(dataset)
+        left = position.left(len(dataset))
+        count = batches(size(left), shares, per_share, drop_last=self.drop_last)
+        own = [share(left, number, shares, limit=count * per_share) for number in range(rank * lanes, (rank + 1) * lanes)]
+        reader = plan.reader(position.epoch, own, per_share)
+        return _Batches(plan, reader, own, per_share, count, epoch=position.epoch)
+
+    def _work(self, source: _Batches | _TarBatches, reader: AnyReader) -> _Work | None:
+        """What makes batches of ``source`` ahead of the trainer; ``None`` when it is to wait for each."""
+        plan = self._plan
+        if not self._threads:
+            return None
+        if plan.plain and self._collate is default_collate:
+            return Ahead((self._assemble([plan.make(group)], source) for group in source), ahead=_AHEAD, stop=reader.close)
+        return Pipeline(
+            source,
+            plan.make,
+            lambda parts: self._assemble(parts, source),
+            threads=self._threads,
+            cut=not plan.plain,
+            stop_groups=reader.close,
+        )
+
+    def _assemble(self, parts: Sequence[Made], source: _Batches | _TarBatches) -> tuple[Any, Made]:
         """One batch, padded and masked where that was asked for, and the counts of what went into it."""
         made = Made()
         for part in parts:
@@ -301,15 +356,22 @@ class StreamLoader:
 class _Batches:
     """The raw samples of each batch, ``count`` of them, with a place for every position: a short one is an error, never a short epoch."""
 
-    def __init__(self, plan: Plan, reader: Reader, lanes: Sequence[Intervals], per_lane: int, count: int, *, epoch: int) -> None:
-        self._plan, self._reader, self._epoch = plan, reader, epoch
+    def __init__(
+        self, plan: Plan, reader: Reader | MixReader, lanes: Sequence[Intervals], per_lane: int, count: int, *, epoch: int
+    ) -> None:
+        self.reader, self.count = reader, count
+        self._plan, self._epoch = plan, epoch
         self._sizes = [size(lane) for lane in lanes]
-        self._per_lane, self._count = per_lane, count
-        self._stopped = False
+        self._per_lane = per_lane
+
+    @property
+    def expected(self) -> int:
+        """How many samples are due."""
+        return sum(self._sizes)
 
     def __iter__(self) -> Iterator[list[Sample | None]]:
-        groups = iter(self._reader)
-        for number in range(self._count):
+        groups = iter(self.reader)
+        for number in range(self.count):
             first = number * self._per_lane
             due = sum(min(max(held - first, 0), self._per_lane) for held in self._sizes)
             group = next(groups, []) if due else []
@@ -320,7 +382,9 @@ class _Batches:
     def filler(self) -> Any:
         """A sample to fill a batch with that has none of its own: the first of the epoch that can be used, the same on every rank and
         after every resume."""
-        whole = ((0, len(self._plan.dataset)),)
+        dataset = self._plan.dataset
+        assert not isinstance(dataset, Tars)
+        whole = ((0, len(dataset)),)
         reader = self._plan.reader(self._epoch, [whole], 1)
         try:
             for group in reader:
@@ -329,7 +393,29 @@ class _Batches:
                     return made.samples[0]
         finally:
             reader.close()
-        raise UsageError(f"every sample of {self._plan.dataset.location} was dropped or skipped, so there is none to fill a batch with")
+        raise UsageError(f"every sample of {dataset.location} was dropped or skipped, so there is none to fill a batch with")
+
+
+class _TarBatches:
+    """The raw samples of each batch out of plain tars, until they end. ``expected`` are those that were read so far."""
+
+    count = None
+
+    def __init__(self, reader: TarReader, batch_size: int, *, drop_last: bool, source: str) -> None:
+        self.reader = reader
+        self.expected = 0
+        self._batch_size, self._drop_last, self._source = batch_size, drop_last, source
+
+    def __iter__(self) -> Iterator[list[Sample | None]]:
+        for group in self.reader:
+            if len(group) < self._batch_size and self._drop_last:
+                return
+            self.expected += len(group)
+            yield group
+
+    def filler(self) -> Any:
+        """Nothing: what else there is would have to be read for it."""
+        raise UsageError(f"every sample of a batch of {self._source} was dropped, so there is none to fill it with; drop less")
 
 
 def _pinned(value: Any) -> Any:

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
@@ -16,7 +17,7 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 _JOIN_S = 2.0
-_running: weakref.WeakSet[Pipeline[Any, Any, Any]] = weakref.WeakSet()
+_running: weakref.WeakSet[Pipeline[Any, Any, Any] | Ahead[Any]] = weakref.WeakSet()
 
 
 @atexit.register
@@ -25,6 +26,88 @@ def _close_running() -> None:
     for pipeline in list(_running):
         if pipeline.process == os.getpid():  # a forked child has a copy whose threads, and perhaps locks, belong to the parent
             pipeline.close()
+
+
+class Ahead(Generic[Result]):
+    """Iterate over ``results``, made in one other thread, at most ``ahead`` before the one that was taken last.
+
+    For work that does not gain from more threads: what is handed over is made where it is read. The thread that makes and the one that
+    takes wake each other as seldom as they can, since every time costs a change of Python's lock. An error is raised in its place, then
+    the iteration is over. ``close()`` is ``Pipeline``'s, and calls ``stop`` to wake a thread that waits inside ``results``.
+    """
+
+    def __init__(
+        self, results: Iterable[Result], *, ahead: int, stop: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.waited_s = 0.0
+        self.process = os.getpid()
+        self._results = results
+        self._ahead = ahead
+        self._stop = stop
+        self._clock = clock
+        self._made: deque[Result] = deque()
+        self._error: BaseException | None = None
+        self._stopped = self._over = self._hungry = self._full = False
+        lock = threading.Lock()
+        self._filled, self._drained = threading.Condition(lock), threading.Condition(lock)
+        self._thread = threading.Thread(target=self._make, name="stagekit-read", daemon=True)
+        _running.add(self)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Result]:
+        while True:
+            with self._filled:
+                if not self._made and not self._over:
+                    began = self._clock()
+                    self._hungry = True
+                    self._filled.wait_for(lambda: self._made or self._over)
+                    self.waited_s += self._clock() - began
+                if not self._made:
+                    break
+                result = self._made.popleft()
+                if self._full and 2 * len(self._made) <= self._ahead:
+                    self._full = False
+                    self._drained.notify()
+            yield result
+            del result
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Stop, and drop what was not taken. May be called twice."""
+        _running.discard(self)
+        with self._drained:
+            self._stopped = self._over = True
+            self._made.clear()
+            self._drained.notify()
+        self._stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def _make(self) -> None:
+        results = iter(self._results)
+        try:
+            for result in results:
+                with self._drained:
+                    if len(self._made) >= self._ahead:
+                        self._full = True
+                        self._drained.wait_for(lambda: not self._full or self._stopped)
+                    if self._stopped:
+                        return
+                    self._made.append(result)
+                    if self._hungry:
+                        self._hungry = False
+                        self._filled.notify()
+                del result
+        except BaseException as error:
+            self._error = error
+        finally:
+            close = getattr(results, "close", None)
+            if close is not None:
+                close()
+            with self._filled:
+                self._over = True
+                self._filled.notify()
 
 
 class _Job(Generic[Part, Result]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,11 +15,19 @@ from ..errors import ShardError, UsageError
 from ..order import Epoch, Intervals, Position, State
 from ..progress import Message, Subscriber
 from ..store import Where
+from ..stream.mix import Mix, MixReader, plan_mix_memory
 from ..stream.reader import Bad, Budget, OnBad, Reader, plan_memory
+from ..stream.tars import TarReader, Tars, names_tars
+from ..transfer.fetch import PIECE
 from ..units import format_count, format_duration, format_size, parse_size
 from .decode import Decode, Decoder
 
 Transform = Callable[[Sample], Any]
+Source = Where | Dataset | Mix | Sequence[str | os.PathLike[str]]
+"""A data set, a mix of several, or the names of plain tars."""
+AnyReader = Reader | MixReader | TarReader
+
+_log = logging.getLogger("stagekit.torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,7 @@ class Plan:
 
     def __init__(
         self,
-        source: Where | Dataset,
+        source: Source,
         *,
         shuffle: bool,
         seed: int,
@@ -112,14 +121,26 @@ class Plan:
             raise UsageError(f"on_bad: {on_bad!r} is neither 'raise' nor 'skip'")
         if stall_timeout_s is not None and stall_timeout_s <= 0:
             raise UsageError(f"stall_timeout_s: {stall_timeout_s} is not above 0; None waits for ever")
-        if not isinstance(source, Dataset):
-            config = store or StoreConfig()
-            # The connections asked for here are of no use if the store keeps fewer.
-            config = replace(config, connections=max(config.connections, connections))
-            source = Dataset(source, cache_dir=cache_dir, cache_limit=cache_limit, store=config, allow_mount=allow_mount, on_event=on_event)
-        elif cache_dir is not None or cache_limit is not None:
-            raise UsageError("cache_dir and cache_limit belong to the Dataset here: give them to it, as in Dataset(url, cache_limit=…)")
-        self.dataset = source
+        config = store or StoreConfig()
+        # The connections asked for here are of no use if the store keeps fewer.
+        config = replace(config, connections=max(config.connections, connections))
+        cached = cache_dir is not None or cache_limit is not None
+        self.dataset: Dataset | Mix | Tars
+        if isinstance(source, Dataset | Mix):
+            if cached:
+                kind = type(source).__name__
+                raise UsageError(f"cache_dir and cache_limit belong to the {kind} here: give them to it, as in {kind}(…, cache_limit=…)")
+            self.dataset = source
+        elif isinstance(source, list | tuple) or names_tars(source):
+            if cached:
+                raise UsageError(f"cache_limit: {source} has no digests to cache by; index the tars first (`stagekit index`)")
+            names: Any = source  # texts, or the constructor refuses them
+            self.dataset = Tars(names, connections=connections, store=config, allow_mount=allow_mount, on_event=on_event)
+        else:
+            where: Where = source  # type: ignore[assignment]  # what is a sequence was taken above
+            self.dataset = Dataset(
+                where, cache_dir=cache_dir, cache_limit=cache_limit, store=config, allow_mount=allow_mount, on_event=on_event
+            )
         self.shuffle, self.seed, self.window = bool(shuffle), seed, window
         self.decoder = Decoder(decode, self.dataset.fields)
         self.transform = transform
@@ -128,32 +149,86 @@ class Plan:
         self.on_bad: OnBad = on_bad
         self.stall_timeout_s = stall_timeout_s
         self.on_event = on_event
-        self._epoch: Epoch | None = None
+        self._epochs: dict[int, Epoch] = {}
 
-    def epoch(self, number: int) -> Epoch:
-        """The order of an epoch. The last one is kept, since it takes a moment to make when there are millions of blocks."""
-        if self._epoch is None or self._epoch.number != number:
-            self._epoch = Epoch(
-                self.dataset.block_samples, number, digest=self.dataset.digest, seed=self.seed, shuffle=self.shuffle, window=self.window
+    def epoch(self, number: int, source: int = 0) -> Epoch:
+        """The order of an epoch, or of a pass over one source of a mix. The last one of each is kept, since it takes a moment to make when
+        there are millions of blocks."""
+        found = self._epochs.get(source)
+        if found is None or found.number != number:
+            assert not isinstance(self.dataset, Tars)
+            dataset = self.dataset.datasets[source] if isinstance(self.dataset, Mix) else self.dataset
+            # In a mix, each source has an order of its own, even where two are the same data.
+            digest = f"{self.dataset.digest}-{source}" if isinstance(self.dataset, Mix) else dataset.digest
+            found = Epoch(
+                dataset.block_samples, number, digest=digest, seed=self.seed, shuffle=self.shuffle, window=self._windows()[source]
             )
-        return self._epoch
+            self._epochs[source] = found
+        return found
+
+    def _windows(self) -> list[int]:
+        """Blocks in a window of each source."""
+        window = self.window if self.shuffle else 1
+        return self.dataset.windows(window) if isinstance(self.dataset, Mix) else [window]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_epoch": None}  # made anew in less time than it takes to send it
+        return {**self.__dict__, "_epochs": {}}  # made anew in less time than it takes to send them
 
-    def budget(self, lanes: int, *, readers: int = 1) -> Budget:
-        """How one of ``readers`` readers spends its part of the memory. Raises ``UsageError`` when its windows do not fit."""
-        window = self.window if self.shuffle else 1
-        return plan_memory(self.dataset, self.memory // readers, lanes=lanes, window=window, connections=self.connections)
+    def budgets(self, lanes: int, *, readers: int = 1) -> list[Budget]:
+        """How one of ``readers`` readers spends its part of the memory, for each source. Raises ``UsageError`` when windows do not fit."""
+        memory, connections = self.memory // readers, self.connections
+        if isinstance(self.dataset, Mix):
+            return plan_mix_memory(self.dataset, memory, lanes=lanes, windows=self._windows(), connections=connections)
+        if isinstance(self.dataset, Tars):
+            held = self.window * PIECE if self.shuffle else 0
+            if held + 2 * PIECE > memory:
+                raise UsageError(
+                    f"memory: reading {self.dataset.location} needs {format_size(held + 2 * PIECE)} (a window of {self.window} times 8 "
+                    f"MiB, and two pieces on their way) and memory={format_size(memory)} is allowed; raise memory=, or lower window="
+                )
+            return [Budget(held, min(memory - held - PIECE, held + 2 * connections * PIECE))]
+        return [plan_memory(self.dataset, memory, lanes=lanes, window=self._windows()[0], connections=connections)]
 
-    def reader(self, epoch: int, lanes: Sequence[Intervals], per_lane: int, *, readers: int = 1) -> Reader:
+    def reader(self, epoch: int, lanes: Sequence[Intervals], per_lane: int, *, readers: int = 1) -> Reader | MixReader:
         """A reader of ``lanes`` in epoch ``epoch``."""
+        budgets = self.budgets(len(lanes), readers=readers)
+        connections, on_bad, stall_timeout_s = self.connections, self.on_bad, self.stall_timeout_s
+        if isinstance(self.dataset, Mix):
+            return MixReader(
+                self.dataset,
+                epoch,
+                lanes,
+                per_lane,
+                epoch_of=lambda source, number: self.epoch(number, source),
+                budgets=budgets,
+                connections=connections,
+                on_bad=on_bad,
+                stall_timeout_s=stall_timeout_s,
+            )
+        assert isinstance(self.dataset, Dataset)
         return Reader(
             self.dataset,
             self.epoch(epoch),
             lanes,
             per_lane,
-            budget=self.budget(len(lanes), readers=readers),
+            budget=budgets[0],
+            connections=connections,
+            on_bad=on_bad,
+            stall_timeout_s=stall_timeout_s,
+        )
+
+    def tar_reader(self, tars: Tars, rank: int, world: int, per_group: int, *, epoch: int, skip: int) -> TarReader:
+        """A reader of the tars of ``rank`` in ``epoch``, behind its first ``skip`` samples."""
+        [budget] = self.budgets(1)
+        return TarReader(
+            tars,
+            tars.share(rank, world, seed=self.seed, epoch=epoch, shuffle=self.shuffle),
+            per_group,
+            seed=self.seed,
+            epoch=epoch,
+            shuffle=self.window * PIECE if self.shuffle else None,
+            skip=skip,
+            ahead_bytes=budget.ahead_bytes,
             connections=self.connections,
             on_bad=self.on_bad,
             stall_timeout_s=self.stall_timeout_s,
@@ -168,7 +243,7 @@ class Plan:
         state.check(digest=self.dataset.digest, seed=self.seed, shuffle=self.shuffle, source=str(self.dataset.location))
         if state.window != self.window:
             self.window = state.window
-            self._epoch = None
+            self._epochs = {}
 
     @property
     def plain(self) -> bool:
@@ -210,14 +285,16 @@ class Plan:
 
     def report(self, receipt: Receipt) -> None:
         """Tell what an epoch delivered: to ``on_event``, and as a warning when samples were skipped."""
-        self.on_event(Message(str(receipt), "warning" if receipt.skipped else "info"))
-        if receipt.skipped:
+        bad = bool(receipt.skipped or receipt.reasons)
+        self.on_event(Message(str(receipt), "warning" if bad else "info"))
+        _log.info("%s, %s", self.dataset.location, receipt)
+        if bad:
             reasons = "".join(f"\n- {reason}" for reason in receipt.reasons)
             warnings.warn(f"{self.dataset.location}, {receipt}{reasons}", RuntimeWarning, stacklevel=4)
 
 
 def receipt_of(
-    plan: Plan, reader: Reader, made: Made, *, epoch: int, batches: int, expected: int, delivered: int, waited_s: float, complete: bool
+    plan: Plan, reader: AnyReader, made: Made, *, epoch: int, batches: int, expected: int, delivered: int, waited_s: float, complete: bool
 ) -> Receipt:
     """The receipt for what ``reader`` read and ``made`` counts."""
     bad: Bad = reader.bad

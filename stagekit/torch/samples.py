@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.context
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +17,11 @@ from ..errors import StateMismatch, UsageError
 from ..order import Intervals, Position, State, batches, share, size
 from ..progress import Subscriber, ignore
 from ..store import Where
+from ..stream.mix import Mix
 from ..stream.reader import OnBad
+from ..stream.tars import Tars, names_tars
 from .decode import Decode
+from .doubled import refuse_double_split
 from .plan import Made, Plan, Receipt, Transform, receipt_of
 from .ranks import check_ranks, find_ranks
 from .turns import Turns
@@ -44,7 +48,7 @@ class StreamDataset(IterableDataset[Any]):
 
     def __init__(
         self,
-        source: Where | Dataset,
+        source: Where | Dataset | Mix,
         *,
         batch_size: int = 1,
         shuffle: bool = True,
@@ -67,6 +71,11 @@ class StreamDataset(IterableDataset[Any]):
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size: {batch_size} is below 1")
+        if names_tars(source):
+            raise UsageError(
+                f"StreamDataset divides samples among workers, and of plain tars like {source} nobody knows how many they have; make them "
+                "a data set with `stagekit index`, or read them with StreamLoader"
+            )
         check_ranks(rank, world_size)
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -93,11 +102,12 @@ class StreamDataset(IterableDataset[Any]):
         self._worker_turns = 0
         self._own: dict[str, Any] | None = None
         self._now: Callable[[], dict[str, Any]] | None = None
-        self._plan.budget(1)
+        self._plan.budgets(1)
 
     @property
-    def dataset(self) -> Dataset:
+    def dataset(self) -> Dataset | Mix:
         """The data set that is read."""
+        assert not isinstance(self._plan.dataset, Tars)  # which the constructor refuses
         return self._plan.dataset
 
     @property
@@ -109,6 +119,7 @@ class StreamDataset(IterableDataset[Any]):
         """Let the next iteration read ``epoch`` from its beginning, also in workers that live already."""
         if epoch < 0:
             raise UsageError(f"epoch: {epoch} is below 0")
+        self._refuse_double_split()  # Accelerate calls this on every rank, also where workers do the reading
         self._turns.set_next(epoch)
 
     def __len__(self) -> int:
@@ -117,7 +128,12 @@ class StreamDataset(IterableDataset[Any]):
         return size(self._share(Position(), rank, world))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_now": None}
+        state = {**self.__dict__, "_now": None}
+        if multiprocessing.context.get_spawning_popen() is not None:
+            # For a worker that is started anew. It knows neither the process group nor who started it.
+            self._refuse_double_split()
+            state["_rank"], state["_world_size"] = find_ranks(self._rank, self._world_size)
+        return state
 
     def __getitem__(self, index: object) -> Any:
         return self.dataset[index]
@@ -152,6 +168,10 @@ class StreamDataset(IterableDataset[Any]):
         else:
             self._turns.set_next(loaded.position.epoch, dict(state))
 
+    def _refuse_double_split(self) -> None:
+        _, world = find_ranks(self._rank, self._world_size)
+        refuse_double_split(world, str(self.dataset.location))
+
     def _share(self, position: Position, rank: int, world: int) -> Intervals:
         left = position.left(len(self.dataset))
         limit = batches(size(left), world, 1, drop_last=self.drop_last)
@@ -160,6 +180,7 @@ class StreamDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         # Not a generator itself: the turn is taken when the iteration is made, which every worker does exactly once an epoch.
         info = get_worker_info()
+        self._refuse_double_split()
         own, self._own, self._now = self._own, None, None
         if info is None:
             turn, worker, workers = self._turns.take(), 0, 1

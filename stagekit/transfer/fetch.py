@@ -199,7 +199,7 @@ class Fetcher:
                 self._changed.wait_for(lambda: self._closed or not self._held or self._held + length <= self._budget)
                 if self._closed:
                     return None
-                slot = _Slot(f"{wanted.key} at offset {wanted.start}", length)
+                slot = _Slot(f"{wanted.url or wanted.key} at offset {wanted.start}", length)
                 self._slots.append(slot)
                 self._held += length
                 return slot, wanted
