@@ -27,6 +27,7 @@ from ..location import Location
 from .base import Children, Data, ObjectInfo, OpenUpload, check_key, check_part, check_parts, check_prefix, check_range
 from .s3_client import Client, client_for, drop
 from .s3_errors import VENDOR_ERRORS, bare, error_code, status_of, translate
+from .s3_obstore import RANGES, fast_reads
 
 _PIECE_BYTES = 1 << 20  # what is lost, at most, of a body that is cut in a way that the socket reports
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -91,6 +92,11 @@ class S3Store:
         if if_match is not None:
             arguments["IfMatch"] = f'"{if_match}"'
         client = self._bound()
+        fast = fast_reads(self._location, client) if length is not None else None
+        if fast is not None and length is not None:
+            data = fast.get(arguments["Key"], start, length, if_match)
+            if data is not None:
+                return data
         try:
             answer = client.api.get_object(Bucket=self._location.bucket, **arguments)
         except VENDOR_ERRORS as error:
@@ -102,7 +108,12 @@ class S3Store:
                 raise self._replaced(key, if_match) from error
             raise self._error(client, error, "reading", key) from error
         client.was_reached = True
-        return self._read(client, key, answer, start, length, if_match)
+        found = self._read(client, key, answer, start, length, if_match)
+        if "Range" in arguments:
+            client.facts[self._location.bucket, RANGES] = answer["ResponseMetadata"]["HTTPStatusCode"] == 206
+        if fast is not None:
+            fast.botocore_could()
+        return found
 
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)

@@ -1,7 +1,8 @@
 """botocore clients: one per process, endpoint and credential source, made when first needed.
 
 A client that was made before a fork shares its connections with the parent: both read answers from one socket, and **wrong bytes
-arrive without an exception**. So clients are kept by process id and forgotten in a forked child.
+arrive without an exception**. So clients are kept by process id and forgotten in a forked child. obstore hangs in one: it is never used
+there.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Client:
     profile: str | None
     was_reached: bool = False
     facts: dict[tuple[str, str], bool] = field(default_factory=dict)
+    fast: dict[str, Any] = field(default_factory=dict)  # bucket → what reads its ranges faster (s3_obstore), None for nothing
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def address(self) -> Address:
@@ -57,13 +60,20 @@ class Client:
 
 _clients: dict[tuple[Any, ...], Client] = {}
 _lock = threading.Lock()
+_forked = False
 
 
 def _forget() -> None:
     """In a forked child: the parent's clients are not ours, and a thread of the parent may have held the lock."""
-    global _clients, _lock
+    global _clients, _lock, _forked
     _clients = {}
     _lock = threading.Lock()
+    _forked = True
+
+
+def is_forked_child() -> bool:
+    """Whether this process was forked, without an ``exec``, from one that had loaded this module. Threads of that one are missing here."""
+    return _forked
 
 
 os.register_at_fork(after_in_child=_forget)
