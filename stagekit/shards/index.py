@@ -25,7 +25,7 @@ import xxhash
 from ..errors import CorruptShard, DuplicateKey, ManifestError, ShardError, SourceError
 from ..pieces import Pieces
 from .archive import END, RECORD, Data, member_header, member_headers, padding
-from .sample import member_name
+from .sample import member_name, member_names
 
 BLOCK_SIZE = 8 * 2**20
 
@@ -388,7 +388,7 @@ class ShardBuilder:
         """``sample`` for each of a batch, the same bytes in a fraction of the time. Raises before anything of the batch is written."""
         self._go_on()
         keys, payloads = batch.keys, batch.payloads
-        names = [member_name(key, batch.field) for key in keys]
+        names = member_names(keys, batch.field)
         for before, key in pairwise((self._last_key, *keys)):
             if before == key:
                 raise DuplicateKey(_TWICE.format(key))
@@ -396,20 +396,20 @@ class ShardBuilder:
         headers = member_headers(names, sizes)
         self._last_key = keys[-1] if keys else self._last_key
         self._broken = True
-        offset, block = self._offset, self._block
+        offsets, offset, begin, limit = self._offsets, self._offset, self._block.offset, self._block_size
         parts: list[builtins.bytes] = []
-        for number, (payload, size) in enumerate(zip(payloads, sizes, strict=True)):
-            total = RECORD + size + -size % RECORD
-            if block.size and block.size + total > self._block_size:
-                self._offset = offset
+        at = 0
+        for payload, size in zip(payloads, sizes, strict=True):
+            end = offset + RECORD + size + -size % RECORD
+            if end - begin > limit and offset > begin:
+                self._fill_block(offset)
                 self._close_block()
-                block = self._block
-            self._offsets.append(offset)
-            offset += total
-            block.size += total
-            block.samples += 1
-            parts += (headers[number * RECORD : number * RECORD + RECORD], payload, padding(size))
-        self._offset = offset
+                begin = offset
+            offsets.append(offset)
+            offset = end
+            parts += (headers[at : at + RECORD], payload, padding(size))
+            at += RECORD
+        self._fill_block(offset)
         totals = self._fields.setdefault(batch.field, [0, 0])
         totals[0] += len(sizes)
         totals[1] += sum(sizes)
@@ -456,6 +456,12 @@ class ShardBuilder:
     def _go_on(self) -> None:
         if self._broken or self._result is not None:
             raise ShardError("this shard is finished, or one of its samples failed; start a new one")
+
+    def _fill_block(self, offset: int) -> None:
+        """The shard ends at ``offset`` now, and all samples since the open block's first belong to it."""
+        self._offset = offset
+        self._block.size = offset - self._block.offset
+        self._block.samples = len(self._offsets) - self._block.first_sample
 
     def _close_block(self) -> None:
         self._blocks.append(self._block)

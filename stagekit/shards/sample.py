@@ -10,6 +10,7 @@ import json
 import operator
 import re
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,7 @@ PREFIX_BYTES = 155
 
 # Nearly every key is made of these; whatever is not goes the long way and gets a message of its own.
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_ -]*(?:/[A-Za-z0-9_ -]+)*")
+_PLAIN_KEYS = re.compile(rf"{_PLAIN_KEY.pattern}(?:\n{_PLAIN_KEY.pattern})*")
 # WebDataset's own pattern of what it skips, anchored to the first component.
 _META = re.compile(r"__[^/]*__(?:$|/)")
 
@@ -64,6 +66,19 @@ def is_plain(key: str, field: str) -> bool:
     """
     check_field(field)
     return len(key) + len(field) < NAME_BYTES and field.isascii() and _PLAIN_KEY.fullmatch(key) is not None
+
+
+def member_names(keys: Sequence[str], field: str) -> list[str]:
+    """``member_name`` for each of ``keys``, most often with one look at all of them together."""
+    check_field(field)
+    lines = "\n".join(keys)
+    plain = (
+        field.isascii()
+        and len(field) + max(map(len, keys), default=0) < NAME_BYTES
+        and lines.count("\n") == len(keys) - 1
+        and _PLAIN_KEYS.fullmatch(lines) is not None
+    )
+    return [f"{key}.{field}" for key in keys] if plain else [member_name(key, field) for key in keys]
 
 
 @lru_cache(maxsize=1024)

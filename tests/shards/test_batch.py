@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stagekit.errors import DuplicateKey, KeyNotAllowed
 from stagekit.shards.archive import LARGEST_MEMBER, member_header, member_headers
 from stagekit.shards.index import Batch, BuiltShard, ShardBuilder
+from stagekit.shards.sample import member_name, member_names
 
 
 @settings(max_examples=100, deadline=None)
@@ -91,3 +92,31 @@ def test_what_a_batch_refuses_is_refused_before_a_byte() -> None:
     assert builder.samples == 1
     assert list(builder.batch(Batch(["b"], "json", [b"2"]))) == []
     assert builder.samples == 2
+
+
+@given(
+    st.lists(
+        st.one_of(st.from_regex(r"[0-9]{1,9}", fullmatch=True), st.text(max_size=8), st.sampled_from(["a\nb", "", "a/", "x" * 99, "é"])),
+        max_size=8,
+    ),
+    st.sampled_from(["json", "é", "seg.png", "x" * 95]),
+)
+def test_names_of_many_keys_are_those_of_each(keys: list[str], field: str) -> None:
+    def names() -> list[str] | str:
+        try:
+            return [member_name(key, field) for key in keys]
+        except KeyNotAllowed as error:
+            return str(error)
+
+    expected = names()
+    if isinstance(expected, str):
+        with pytest.raises(KeyNotAllowed) as caught:
+            member_names(keys, field)
+        assert str(caught.value) == expected
+    else:
+        assert member_names(keys, field) == expected
+
+
+def test_names_are_refused_for_their_field_even_without_a_key() -> None:
+    with pytest.raises(KeyNotAllowed, match="'JSON' is no field name"):
+        member_names([], "JSON")
