@@ -19,10 +19,18 @@ def each(function: Callable[[T], R], items: Iterable[T], *, threads: int = 8) ->
 
     An error is raised in its item's place, and nothing new is started after it. ``items`` is drawn lazily, at most ``4 * threads`` ahead
     of what was taken. Leaving the iteration early stops the threads after their current call and does not wait for them.
+    Where no thread can be started, as while the interpreter ends (Python 3.12 and later), the calls are made here, one after the other.
     """
-    work = _Work(function, iter(items), ahead=4 * threads)
+    drawn = iter(items)
+    work = _Work(function, drawn, ahead=4 * threads)
     for number in range(threads):
-        threading.Thread(target=work.run, name=f"stagekit-each-{number}", daemon=True).start()
+        try:
+            threading.Thread(target=work.run, name=f"stagekit-each-{number}", daemon=True).start()
+        except RuntimeError:
+            if not number:
+                yield from map(function, drawn)
+                return
+            break
     try:
         while True:
             taken, result = work.take()

@@ -289,7 +289,7 @@ class _Loop:
         """
         torch = self.ranks.torch
         metrics = self._current.metrics if self._current is not None else {}
-        with self.run._checkpoint(self._step, self.epoch, dict(metrics), final) as directory:
+        with self.run._checkpoint(self._step, self.epoch, dict(metrics), final, passing=middle) as directory:
             if self.ranks.rank == 0:
                 for name, item in self.state.items():
                     self._save_item(directory, name, item)

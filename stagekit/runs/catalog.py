@@ -14,6 +14,7 @@ from types import MappingProxyType
 from ..errors import CheckpointError, DamagedCheckpoint, ManifestError, NotFound, NoValidCheckpoint
 from ..progress import Message, Subscriber, ignore
 from ..store.base import Store
+from . import commits
 from .layout import CHECKPOINTS, Checkpoint, CheckpointManifest, CheckpointName, Selector
 
 
@@ -27,9 +28,17 @@ class Catalog:
 
 
 def attempts(store: Store) -> list[CheckpointName]:
-    """All attempts, committed or not, newest first."""
-    names = (CheckpointName.parse(folder.removeprefix(CHECKPOINTS)) for folder in store.children(CHECKPOINTS).folders)
-    return sorted((name for name in names if name is not None), reverse=True)
+    """All attempts, committed or not, newest first; the newest commit also when the store's listing does not show it yet."""
+    names = {CheckpointName.parse(folder.removeprefix(CHECKPOINTS)) for folder in store.children(CHECKPOINTS).folders}
+    listed = {name for name in names if name is not None}
+    noted = commits.newest(store, listed)
+    return sorted(listed | ({noted} if noted is not None else set()), reverse=True)
+
+
+def refuse_vanished(store: Store, name: CheckpointName) -> None:
+    """Nothing when the attempt ``name``, which has no manifest, was never committed. Raises ``DamagedCheckpoint`` when it was."""
+    if name == commits.newest(store, [name]):
+        raise DamagedCheckpoint(f"step {name.step}: it was committed, and {store.location / name.manifest_key} is missing")
 
 
 def read(store: Store, name: CheckpointName) -> Checkpoint:
@@ -42,11 +51,12 @@ def read(store: Store, name: CheckpointName) -> Checkpoint:
 
 
 def read_all(store: Store, *, known: Mapping[CheckpointName, Checkpoint] = MappingProxyType({})) -> Catalog:
-    """Every checkpoint of the run at ``store``. A manifest never changes, so those in ``known`` are not read again."""
+    """Every checkpoint of the run at ``store``. A manifest never changes, so those in ``known`` are not read again, nor doubted when the
+    store's listing does not show them yet."""
     checkpoints: list[Checkpoint] = []
     damaged: list[tuple[CheckpointName, ManifestError]] = []
     uncommitted: list[CheckpointName] = []
-    for name in attempts(store):
+    for name in sorted({*attempts(store), *known}, reverse=True):
         try:
             checkpoints.append(known[name] if name in known else read(store, name))
         except NotFound:
@@ -73,17 +83,21 @@ def latest(store: Store, *, on_event: Subscriber = ignore) -> Checkpoint | None:
 
     A damaged one is told to ``on_event`` and passed over. Raises ``NoValidCheckpoint`` when there are checkpoints and all are damaged.
     """
-    rejected = None
+    rejected: ManifestError | DamagedCheckpoint | None = None
     for name in attempts(store):
         try:
             checkpoint = read(store, name)
             confirm(store, checkpoint)
             return checkpoint
         except NotFound:
-            continue
+            try:
+                refuse_vanished(store, name)
+                continue  # an attempt that was never committed
+            except DamagedCheckpoint as error:
+                rejected = error
         except (ManifestError, DamagedCheckpoint) as error:
             rejected = error
-            on_event(Message(f"{error}; this checkpoint is passed over, the next older one is looked at", "warning"))
+        on_event(Message(f"{rejected}; this checkpoint is passed over, the next older one is looked at", "warning"))
     if rejected is not None:
         raise NoValidCheckpoint(f"{store.location} has checkpoints and none of them is whole; the last one looked at: {rejected}")
     return None

@@ -7,6 +7,7 @@
     checkpoints/000000001200-000004-000007-1a2b3c4d/files/…     the trainer's files under their own names
     checkpoints/000000001200-000004-000007-1a2b3c4d/parts/…     what another rank than 0 has delivered
     checkpoints/000000001200-000004-000007-1a2b3c4d/manifest.json   the commit, written last
+    commits/000004-1a2b3c4d/000001                              what that owner committed, for readers whose listing lags (``runs.commits``)
     superseded/000000001100-000004-000006-1a2b3c4d.json         a step that policy dropped, so that its local copies are no loss
 
 A checkpoint's folder is step, generation, save counter and owner. Two writers never share one, whatever the store's listing says.
@@ -30,6 +31,7 @@ from ..errors import ManifestError, UsageError
 RUN_JSON = "run.json"
 OWNERS = "owners/"
 CHECKPOINTS = "checkpoints/"
+COMMITS = "commits/"
 SUPERSEDED = "superseded/"
 MANIFEST = "manifest.json"
 

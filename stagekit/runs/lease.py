@@ -5,6 +5,8 @@ keeps its local data and writes nothing more. The look closes the gap to the tim
 writers harmless is that their checkpoints never share a folder (``layout.CheckpointName``), and that newest means the highest
 generation. Only where the store's conditional create is proven is a generation given to exactly one writer.
 
+A listing may lag behind. So each generation also has a claim under a name that can be guessed, and a look asks for the next one by name.
+
 A lease has no heartbeat and never expires. Whether its owner is gone can be told for a process of this machine only.
 """
 
@@ -17,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CheckpointError, Conflict, Fenced, ManifestError
+from ..errors import CheckpointError, Conflict, Fenced, ManifestError, NotFound
 from ..store.base import Store
 from ..transfer.put import put_object
 from .layout import OWNERS, seal, unseal
@@ -67,7 +69,7 @@ class Lease:
     @property
     def key(self) -> str:
         """Where it lies in the run."""
-        return f"{OWNERS}{self.generation:06d}-{self.owner}.json"
+        return _record_key(self.generation, self.owner)
 
     @property
     def closed_key(self) -> str:
@@ -116,26 +118,64 @@ class Owners:
 
 def look(store: Store) -> Owners:
     """Ask the store who owns the run at ``store``. Raises the store's errors: not seeing is never taken for nobody."""
-    records: list[tuple[int, str]] = []
+    records, closed, highest = _survey(store)
+    newest = max(records, default=None)
+    return Owners(newest, newest in closed, highest)
+
+
+def owners(store: Store) -> set[tuple[int, str]]:
+    """Everyone who ever took the run at ``store``, as ``(generation, owner)``."""
+    return _survey(store)[0]
+
+
+def _survey(store: Store) -> tuple[set[tuple[int, str]], set[tuple[int, str]], int]:
+    """Owners, those that have finished, and the highest generation: as listed, and as the claims tell that the listing does not show."""
+    records: set[tuple[int, str]] = set()
     closed: set[tuple[int, str]] = set()
     highest = 0
     for info in store.list(OWNERS):
         name = info.key.removeprefix(OWNERS)
         if match := _RECORD.fullmatch(name):
-            records.append((int(match[1]), match[2]))
+            records.add((int(match[1]), match[2]))
         elif match := _CLOSED.fullmatch(name):
             closed.add((int(match[1]), match[2]))
         else:
             match = _CLAIM.fullmatch(name)
         if match:
             highest = max(highest, int(match[1]))
-    newest = max(records, default=None)
-    return Owners(newest, newest in closed, highest)
+    while (owner := _claimed(store, highest + 1)) is not None:
+        highest += 1
+        if _is_there(store, _record_key(highest, owner)):  # a writer killed in between owns nothing
+            records.add((highest, owner))
+    return records, closed, highest
+
+
+def _claimed(store: Store, generation: int) -> str | None:
+    try:
+        return bytes(store.get(_claim_key(generation))).decode(errors="replace")
+    except NotFound:
+        return None
+
+
+def _is_there(store: Store, key: str) -> bool:
+    try:
+        store.head(key)
+    except NotFound:
+        return False
+    return True
+
+
+def _claim_key(generation: int) -> str:
+    return f"{OWNERS}{generation:06d}.claim"
+
+
+def _record_key(generation: int, owner: str) -> str:
+    return f"{OWNERS}{generation:06d}-{owner}.json"
 
 
 def read_lease(store: Store, generation: int, owner: str) -> Lease:
     """The record of one writer. Raises ``NotFound`` or ``ManifestError``."""
-    key = f"{OWNERS}{generation:06d}-{owner}.json"
+    key = _record_key(generation, owner)
     return Lease.from_bytes(bytes(store.get(key)), source=str(store.location / key))
 
 
@@ -151,13 +191,16 @@ def take(store: Store, owner: str, process: Process, *, clock: Callable[[], floa
         if round == 0 and owners.newest is not None and not owners.closed:
             before = read_lease(store, *owners.newest)
         lease = Lease(owners.highest + 1, owner, process, clock())
-        if store.conditional_create():
+        exclusive = store.conditional_create()
+        if exclusive:
             try:
-                store.put(f"{OWNERS}{lease.generation:06d}.claim", owner.encode(), if_absent=True)
+                store.put(_claim_key(lease.generation), owner.encode(), if_absent=True)
             except Conflict:
                 continue
         put_object(store, lease.key, lease.to_bytes())
         if look(store).newest == (lease.generation, lease.owner):
+            if not exclusive:
+                store.put(_claim_key(lease.generation), owner.encode())  # proves nothing here, and lets readers find this generation
             return lease, before
     raise CheckpointError(
         f"taking the run {store.location}: other writers took it {_ROUNDS} times in a row; stop the other trainings that use this run's URL"

@@ -52,15 +52,17 @@ def restore(
     rejected: Exception | None = None
     for name in catalog.candidates(store, selector, best=best):
         try:
-            checkpoint = catalog.read(store, name)
+            try:
+                checkpoint = catalog.read(store, name)
+            except NotFound:
+                catalog.refuse_vanished(store, name)
+                continue  # an attempt that was never committed
             restore_checkpoint(store, checkpoint, directory, threads=threads, on_event=on_event)
         except (ManifestError, DamagedCheckpoint) as error:
             if strict:
                 raise
             rejected = error
             on_event(Message(f"{error}; this checkpoint is rejected, the next older one is taken", "warning"))
-        except NotFound:
-            continue  # an attempt that was never committed
         else:
             return checkpoint
     if rejected is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..errors import CheckpointError, DamagedCheckpoint, NotFound, UsageError
+from ..parallel import each
 from ..progress import Message, Stage, Subscriber, ignore
 from ..store.base import OpenUpload, Store
 from ..transfer.put import put_object
@@ -93,8 +94,9 @@ def plan(
     protected: Collection[CheckpointName] = (),
     leftovers_before_s: float | None = None,
     known: Mapping[CheckpointName, Checkpoint] = MappingProxyType({}),
+    whole: Collection[CheckpointName] = (),
 ) -> PrunePlan:
-    """What ``execute`` would remove now. Only reads; manifests in ``known`` are not read again.
+    """What ``execute`` would remove now. Only reads; manifests in ``known`` are not read again, files of those in ``whole`` not asked for.
 
     Data of steps that were dropped before is rubbish at once. With ``leftovers_before_s`` (the store's clock) so are attempts that were
     never committed, and unfinished uploads, of a generation that has been taken over, when nothing of them is younger than that.
@@ -107,7 +109,7 @@ def plan(
             f"pruning {store.location}: nothing is removed, since a manifest is damaged and may refer to any file: {found.damaged[0][1]}. "
             "Remove that checkpoint's folder by hand first"
         )
-    drop = policy.dropped(found.checkpoints, protected={*protected, *_newest_whole(store, found.checkpoints)})
+    drop = policy.dropped(found.checkpoints, protected={*protected, *_newest_whole(store, found.checkpoints, whole)})
     names = {one.name for one in drop}
     kept = [one for one in found.checkpoints if one.name not in names]
     referenced = {record.key(one.name) for one in kept for record in one.files}
@@ -144,8 +146,8 @@ def execute(store: Store, plan: PrunePlan, *, check: Callable[[], None], on_even
         on_event(Stage("prune.recorded", str(checkpoint.step)))
         store.delete(checkpoint.name.manifest_key)
         on_event(Stage("prune.manifest-deleted", str(checkpoint.step)))
-    for key, _ in plan.objects:
-        store.delete(key)
+    keys = [key for key, _ in plan.objects]
+    for key, _ in zip(keys, each(store.delete, keys), strict=True):
         on_event(Stage("prune.object-deleted", key))
     for upload in plan.uploads:
         store.abort_upload(upload)
@@ -154,11 +156,13 @@ def execute(store: Store, plan: PrunePlan, *, check: Callable[[], None], on_even
         on_event(Message(f"removed from {store.location}, as asked by keep_*: step {steps}"))
 
 
-def _newest_whole(store: Store, checkpoints: Sequence[Checkpoint]) -> list[CheckpointName]:
+def _newest_whole(store: Store, checkpoints: Sequence[Checkpoint], whole: Collection[CheckpointName]) -> list[CheckpointName]:
     """The newest checkpoint that is whole by its sizes, and everything newer than it."""
     found: list[CheckpointName] = []
     for checkpoint in sorted(checkpoints, key=lambda one: one.name, reverse=True):
         found.append(checkpoint.name)
+        if checkpoint.name in whole:
+            break
         try:
             catalog.confirm(store, checkpoint)
             break

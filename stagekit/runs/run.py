@@ -142,13 +142,15 @@ class Run:
             self._uploader.raise_sticky()
 
     @contextmanager
-    def _checkpoint(self, step: int, epoch: int | None, metrics: Mapping[str, float] | None, final: bool) -> Iterator[Path]:
+    def _checkpoint(
+        self, step: int, epoch: int | None, metrics: Mapping[str, float] | None, final: bool, *, passing: bool = False
+    ) -> Iterator[Path]:
         check_step(step)
         spool, uploader = self._begin()
         reserved = spool.reserve()
         try:
             yield reserved
-            entry = spool.accept(reserved, self._entry(uploader, step, epoch, metrics, final))
+            entry = spool.accept(reserved, self._entry(uploader, step, epoch, metrics, final, passing=passing))
             if not entry.files:
                 spool.remove(entry)
                 raise UsageError(f"step {step}: nothing was written into the checkpoint's directory, so there is nothing to save")
@@ -197,7 +199,16 @@ class Run:
         self._base_model = base_model or self._base_model
         self._dataset = dataset or self._dataset
 
-    def _entry(self, uploader: Uploader, step: int, epoch: int | None, metrics: Mapping[str, float] | None, final: bool) -> Entry:
+    def _entry(
+        self,
+        uploader: Uploader,
+        step: int,
+        epoch: int | None,
+        metrics: Mapping[str, float] | None,
+        final: bool,
+        *,
+        passing: bool = False,
+    ) -> Entry:
         return Entry(
             run=self.url,
             store=self._config,
@@ -209,6 +220,7 @@ class Run:
             best=self._policy.best,
             saved_s=self._clock(),
             final=final,
+            passing=passing,
             rank=self.rank,
             world_size=self.world_size if uploader.joined else 1,
         )

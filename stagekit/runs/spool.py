@@ -68,7 +68,8 @@ class Entry:
     """One pending save.
 
     ``session`` is the process that sends it, ``origin`` the one it was handed over to; they differ once it was adopted. ``name`` is given
-    when a lease is held. ``dropped`` is set, with the reason, when policy dropped the step: what remains to be sent is a record of that.
+    when a lease is held. ``passing`` marks a save from the middle of an epoch, which gives way before others do. ``dropped`` is set, with
+    the reason, when policy dropped the step: what remains to be sent is a record of that.
     """
 
     run: str
@@ -85,6 +86,7 @@ class Entry:
     best: tuple[str, str] | None = None
     saved_s: float = 0.0
     final: bool = False
+    passing: bool = False
     rank: int = 0
     world_size: int = 1
     name: CheckpointName | None = None
@@ -132,6 +134,7 @@ class Entry:
                 "best": list(self.best) if self.best else None,
                 "saved_s": round(self.saved_s, 3),
                 "final": self.final,
+                "passing": self.passing,
                 "rank": self.rank,
                 "world_size": self.world_size,
                 "name": str(self.name) if self.name is not None else None,
@@ -164,6 +167,7 @@ class Entry:
                 best=(best[0], best[1]) if best else None,
                 saved_s=values["saved_s"],
                 final=values["final"],
+                passing=values.get("passing", False),
                 rank=values["rank"],
                 world_size=values["world_size"],
                 name=CheckpointName.parse(name) if name is not None else None,

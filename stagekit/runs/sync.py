@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import CheckpointError, Conflict, Fenced, NotFound, SourceError, StagekitError, StoreError, UploadFailed
+from ..parallel import each
 from ..progress import Event, Message, Progress, Stage, Subscriber, ignore
 from ..store.base import Store
-from ..transfer.put import file_sha256, put_file, put_object
+from ..transfer.put import PART_SIZE, file_sha256, put_file, put_object
 from ..units import format_duration, format_size
-from . import catalog, lease, retention
+from . import catalog, commits, lease, retention
 from .layout import RUN_JSON, Checkpoint, CheckpointManifest, CheckpointName, FileRecord, PartRecord, RunRecord, SupersededRecord
 from .spool import Entry, PinnedFile, Spool
 
 BACKLOG = 4
+AT_ONCE = 8  # small files of one checkpoint on their way together
+_PRUNE_AT_LEAST = 8  # commits: a backlog that never ends must not fill the bucket with what the policy drops
 LARGE = 64 * 2**20
 
 UploadState = Literal["pending", "sending", "verified", "superseded", "unsaved"]
@@ -127,6 +130,11 @@ class Uploader:
         self._joined: tuple[int, str] | None = None
         self._counter = 0
         self._verified: CheckpointName | None = None
+        self._safe_since_s: float = settings.clock()
+        self._noted: CheckpointName | None = None
+        self._commits = 0
+        self._unpruned = 0
+        self._recording = threading.Lock()
         self._known: dict[CheckpointName, Checkpoint] | None = None
         self._protected: set[CheckpointName] = set()
         self._retry_at: float | None = None
@@ -166,18 +174,27 @@ class Uploader:
         for message in news:
             self._on_event(message)
         if dropped:
-            threading.Thread(target=self._drop, args=(dropped,), name="stagekit-drop", daemon=True).start()
+            try:
+                threading.Thread(target=self._drop, args=(dropped,), name="stagekit-drop", daemon=True).start()
+            except RuntimeError:  # the interpreter ends (Python 3.12 and later)
+                self._drop(dropped)
         if self._settings.backlog == "wait" and not adopted:
             self._wait_for_room()
         return upload
 
     def _coalesce(self) -> tuple[list[Entry], list[Message]]:
-        """Drop intermediate saves while there are too many or they hold too much disk: never the newest, final, best or keep-every ones."""
+        """Drop intermediate saves while there are too many or they hold too much disk: never the newest, final, best or keep-every ones.
+
+        Those from the middle of an epoch go first; one from its end goes only when none of them is left.
+        """
         dropped: list[Entry] = []
         news: list[Message] = []
         disk = self._settings.disk_bytes
         while self._over(self._jobs):
-            job = next((job for job in self._jobs[:-1] if job is not self._sending and not self._is_precious(job)), None)
+            droppable = [job for job in self._jobs[:-1] if job is not self._sending and not self._is_precious(job)]
+            job = min(droppable, key=lambda one: not one.entry.passing, default=None)  # the oldest of the first kind
+            if job is not None and not job.entry.passing and self._jobs[-1].entry.passing and not self._is_far_over():
+                break  # the newest can give way as soon as it is not the newest any more
             if job is None:
                 if disk is not None and len(self._jobs) <= BACKLOG and "disk" not in self._told:
                     self._told.add("disk")
@@ -202,6 +219,10 @@ class Uploader:
     def _over(self, jobs: list[_Job]) -> bool:
         disk = self._settings.disk_bytes
         return len(jobs) > BACKLOG or (disk is not None and sum(job.entry.size_bytes for job in jobs) > disk)
+
+    def _is_far_over(self) -> bool:
+        disk = self._settings.disk_bytes
+        return len(self._jobs) > BACKLOG + 1 or (disk is not None and sum(job.entry.size_bytes for job in self._jobs) > disk)
 
     def _is_precious(self, job: _Job) -> bool:
         policy, entry = self._settings.policy, job.entry
@@ -339,6 +360,10 @@ class Uploader:
                 errors=tuple((job.entry.step, str(job.error)) for job in self._jobs if job.error is not None),
             )
 
+    def at_risk(self) -> str:
+        """What the loss of this machine would cost now, in words."""
+        return f"a crash now loses {format_duration(max(0.0, self._settings.clock() - self._safe_since_s))}"
+
     @property
     def held(self) -> lease.Lease | None:
         """The lease this process holds, if it has written."""
@@ -393,6 +418,8 @@ class Uploader:
         taken, before = lease.take(store, self._spool.session, lease.Process.current(), clock=self._settings.clock)
         with self._changed:
             self._lease = taken
+            for job in self._jobs:
+                job.blocked = job.blocked and not job.adopted  # what was no reason to take the run over may be sent now
         if before is not None and not before.process.is_dead():
             self._on_event(
                 Message(
@@ -449,7 +476,10 @@ class Uploader:
                 except Exception as error:  # whatever it is, it must surface at the next call and not die with this thread
                     self._failed(job, error)
                     continue
-                self._prune()
+                self._unpruned += 1
+                if not self._is_work() or self._unpruned >= _PRUNE_AT_LEAST:  # what waits to be sent goes first
+                    self._prune()
+                    self._unpruned = 0
             self._record_dropped()
 
     def _is_work(self) -> bool:
@@ -464,7 +494,9 @@ class Uploader:
 
     def _pick(self) -> _Job | None:
         ready = [job for job in self._jobs if not job.blocked]
-        return ready[-1 if self._newest_first else 0] if ready else None
+        if self._newest_first or not ready:
+            return ready[-1] if ready else None
+        return min(ready, key=lambda job: job.entry.passing)  # the oldest from an epoch's end, while there is one
 
     def _failed(self, job: _Job, error: Exception) -> None:
         entry = job.entry
@@ -513,9 +545,7 @@ class Uploader:
         if job.adopted:
             self._abort_leftovers(store, entry.name)
         job.sent_bytes = 0
-        files = sorted(entry.files, key=lambda file: file.size) if self._newest_first else entry.files
-        for file in files:
-            self._send_file(store, job, entry.name, file)
+        self._send_files(store, job, entry.name)
         self._on_event(Progress(f"sending step {entry.step}", entry.size_bytes, entry.size_bytes, finished=True))
         self._on_event(Stage("checkpoint.files-sent", str(entry.step)))
         records = [FileRecord(file.path, file.size, _known(file.sha256), file.object, file.sample) for file in entry.files]
@@ -527,10 +557,32 @@ class Uploader:
         records.extend(self._collect(store, entry))
         self._commit(store, held, job, entry.name, records)
 
+    def _send_files(self, store: Store, job: _Job, name: CheckpointName) -> None:
+        """Small files several at once, since each is two round trips and little else; then the large ones, whose parts go at once."""
+        failed = threading.Event()
+
+        def attempt(file: PinnedFile) -> Exception | None:
+            try:
+                if not failed.is_set():
+                    self._send_file(store, job, name, file)
+            except Exception as error:
+                failed.set()  # one refusal is enough
+                return error
+            return None
+
+        small = sorted((file for file in job.entry.files if file.size <= PART_SIZE), key=lambda file: file.size)
+        # All are waited for: a request that is still under way must not meet the next try.
+        failures = [error for error in each(attempt, small, threads=min(AT_ONCE, len(small))) if error is not None] if small else []
+        if failures:
+            raise next((error for error in failures if not isinstance(error, StoreError)), failures[0])
+        for file in sorted((file for file in job.entry.files if file.size > PART_SIZE), key=lambda file: file.size):
+            self._send_file(store, job, name, file)
+
     def _send_file(self, store: Store, job: _Job, name: CheckpointName, file: PinnedFile) -> None:
         entry = job.entry
         if file.sha256 is not None and self._is_there(store, name, file):
-            job.sent_bytes += file.size
+            with self._recording:
+                job.sent_bytes += file.size
             return
         file.sha256 = file.object = None
         entry.check(file)
@@ -543,14 +595,17 @@ class Uploader:
             def count(sent: int) -> None:
                 if self._newest_first and job is not self._jobs[-1]:
                     raise _Preempted
-                job.sent_bytes += sent
-                self._on_event(Progress(f"sending step {entry.step}", job.sent_bytes, entry.size_bytes))
+                with self._recording:
+                    job.sent_bytes += sent
+                    done = job.sent_bytes
+                self._on_event(Progress(f"sending step {entry.step}", done, entry.size_bytes, note=self.at_risk()))
 
             stored = put_file(
                 store, name.file_key(file.path), path, threads=self._settings.threads, on_bytes=count, check=lambda: entry.check(file)
             )
             file.sha256 = stored.sha256
-        self._spool.save(entry, durable=False)
+        with self._recording:
+            self._spool.save(entry, durable=False)
         self._on_event(Stage("checkpoint.file-sent", f"{entry.step}/{file.path}"))
 
     def _is_there(self, store: Store, name: CheckpointName, file: PinnedFile) -> bool:
@@ -623,12 +678,18 @@ class Uploader:
             if bytes(store.get(name.manifest_key)) != data:
                 raise
         self._on_event(Stage("checkpoint.manifest-sent", str(entry.step)))
+        # Readers whose listing lags find the commit by this note; it names the newest one, as a save of an earlier process may come late.
+        noted = max(name, self._noted or name)
+        store.put(commits.key(held.generation, held.owner, self._commits + 1), str(noted).encode())
+        self._noted, self._commits = noted, self._commits + 1
+        self._on_event(Stage("checkpoint.noted", str(entry.step)))
         self._finish(job, checkpoint)
 
     def _finish(self, job: _Job, checkpoint: Checkpoint | None) -> None:
         with self._changed:
             if checkpoint is not None:
                 self._verified = max(checkpoint.name, self._verified or checkpoint.name)
+                self._safe_since_s = max(job.entry.saved_s, self._safe_since_s)
                 if self._known is not None:
                     self._known[checkpoint.name] = checkpoint
         self._on_event(Stage("checkpoint.verified", str(job.entry.step)))
@@ -676,7 +737,8 @@ class Uploader:
             return
         store = self._open_store()
         try:
-            plan = retention.plan(store, policy, protected=self._protected, known=self._known or {})
+            whole = (self._verified,) if self._verified is not None else ()
+            plan = retention.plan(store, policy, protected=self._protected, whole=whole, known=self._known or {})
             retention.execute(store, plan, check=lambda: lease.check(store, held), on_event=self._on_event)
         except Fenced as error:
             with self._changed:

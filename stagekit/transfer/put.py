@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadDigest, SourceError
+from ..parallel import each
 from ..pieces import Pieces
 from ..store.base import Data, Multipart, Store
-from .fetch import fetch_pieces
+from .fetch import PIECE
 
 _MIB = 2**20
 PART_SIZE = 16 * _MIB
@@ -203,7 +204,7 @@ def object_writer(
 
 
 class _PartSenders:
-    """Daemon threads that send parts; at most one waits beside those on their way."""
+    """Daemon threads that send parts; at most one waits beside those on their way. Without a thread, parts are sent by the caller."""
 
     def __init__(self, multipart: Multipart, threads: int, key: str) -> None:
         self._multipart = multipart
@@ -213,11 +214,17 @@ class _PartSenders:
         self._unfinished = 0
         self._closed = False
         self._error: BaseException | None = None
-        self._threads = [threading.Thread(target=self._run, name=f"stagekit-put-{i} {key}", daemon=True) for i in range(threads)]
+        self._names = [f"stagekit-put-{i} {key}" for i in range(threads)]
+        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> _PartSenders:
-        for thread in self._threads:
-            thread.start()
+        for name in self._names:
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter ends (Python 3.12 and later), or the system has no thread left
+                break
+            self._threads.append(thread)
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
@@ -229,6 +236,9 @@ class _PartSenders:
             thread.join(_JOIN_S)
 
     def send(self, number: int, part: Data) -> None:
+        if not self._threads:
+            self._multipart.put_part(number, part)
+            return
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or self._unfinished < self._limit)
             self._raise()
@@ -285,7 +295,7 @@ def _verify(store: Store, key: str, size: int, sha256: str, expected_etag: str |
     if expected_etag is None or info.etag == expected_etag:
         return Stored(key, size, sha256, info.etag)
     found = hashlib.sha256()
-    for piece in fetch_pieces(store, key, size=size):
+    for piece in each(lambda start: store.get(key, start, min(PIECE, size - start)), range(0, size, PIECE), threads=2):
         found.update(piece)
     if found.hexdigest() != sha256:
         raise BadDigest(

@@ -14,6 +14,7 @@ from stagekit.errors import StagekitError
 from stagekit.progress import Event, Message, Stage
 from stagekit.runs import Run
 from stagekit.runs.sync import SyncSettings
+from stagekit.store.base import WrappedStore
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 
@@ -38,6 +39,13 @@ class Gate:
     def __call__(self, _call: object) -> None:
         self.reached.set()
         assert self.opened.wait(60), "the test never opened its gate"
+
+
+class NoConditions(WrappedStore):
+    """A store that ignores ``If-None-Match``, as Ceph did for long and ``rclone serve s3`` does."""
+
+    def conditional_create(self) -> bool:
+        return False
 
 
 @pytest.fixture

@@ -125,6 +125,31 @@ def test_after_a_hard_exit_the_next_start_finishes_and_says_so(tmp_path: Path) -
     assert steps(tmp_path) == [1]
 
 
+def test_a_drain_at_exit_needs_no_new_thread(tmp_path: Path) -> None:
+    """From Python 3.12 on none can be started while the interpreter ends; here the same is brought about on any version."""
+    code = """
+        import atexit
+        released = threading.Event()
+        store.act("put", lambda call: released.wait(30), "run.json")
+
+        def no_more_threads():  # runs before the drain, which was registered earlier
+            def refuse(*_):
+                raise RuntimeError("can't create new thread at interpreter shutdown")
+            threading.Thread.start = refuse
+            released.set()
+
+        with run.checkpoint(step=1) as directory:
+            for number in range(3):
+                (directory / f"{number}.bin").write_bytes(b"small")
+            (directory / "model.bin").write_bytes(bytes(40 * 2**20))  # three parts
+        atexit.register(no_more_threads)
+    """
+    returned, _, errors = ended(tmp_path, textwrap.dedent(code))
+    assert returned == 0, errors
+    assert steps(tmp_path) == [1]
+    assert pending() == []
+
+
 def test_a_forked_worker_ends_without_uploading_or_draining(tmp_path: Path) -> None:
     code = SLOW + textwrap.dedent(
         """

@@ -15,19 +15,13 @@ import pytest
 from stagekit.errors import BucketNotFound, CheckpointError, Denied, Fenced, ManifestError
 from stagekit.runs import lease
 from stagekit.runs.lease import Lease, Process, check, close, look, take
-from stagekit.store.base import WrappedStore
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 
+from .conftest import NoConditions
+
 HERE = Process.current()
 ELSEWHERE = Process("other-host", "other-boot", "pid:[1]", 77, "12345")
-
-
-class NoConditions(WrappedStore):
-    """A store that ignores ``If-None-Match``, as Ceph did for long and ``rclone serve s3`` does."""
-
-    def conditional_create(self) -> bool:
-        return False
 
 
 def test_each_writer_takes_the_next_generation(store: FaultStore) -> None:

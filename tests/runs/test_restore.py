@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +26,11 @@ from stagekit.progress import Progress
 from stagekit.runs import Run, catalog
 from stagekit.runs.layout import CheckpointName
 from stagekit.runs.restore import restore, restore_checkpoint
+from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 
 from ..made import make_checkpoint
-from .conftest import Events
+from .conftest import Events, NoConditions, fill
 
 Make = Callable[..., Run]
 OTHER = CheckpointName(1, 200, 200, "1a2b3c4d")
@@ -101,6 +103,50 @@ def test_a_damaged_one_is_rejected_loudly_and_the_next_older_taken(
     with pytest.raises(NoValidCheckpoint, match=words):
         restore(store, tmp_path / "asked", 300)
     assert [path.name for path in tmp_path.iterdir()] == ["new"], "after a failure the target is as it was"
+
+
+@pytest.mark.parametrize(
+    "hidden", ["checkpoints/000000000003*", "*000000000003*", "c*", "*"], ids=["folder", "step", "all but owners", "all"]
+)
+@pytest.mark.parametrize("conditional", [True, False])
+def test_a_listing_that_lags_hides_no_newest_checkpoint(make_run: Make, tmp_path: Path, hidden: str, conditional: bool) -> None:
+    inner = MemoryStore(f"memory://{uuid.uuid4().hex}/run")
+    writer, reader = FaultStore(inner if conditional else NoConditions(inner)), FaultStore(inner)
+    for step in (1, 2, 3):
+        run = make_run(writer, spool_dir=tmp_path / f"machine-{step}")  # a generation each
+        for number in (0, 1):
+            run.submit(fill(tmp_path / f"out-{step}-{number}", b"%d" % step), step=10 * step + number)
+            run.drain()
+        run.close()
+    reader.hide("commits/000003-*/000002")
+    reader.hide("owners/000003*")
+    reader.hide(hidden.replace("000000000003", "00000000003"))
+    found = make_run(reader).restore(tmp_path / "new")
+    assert found is not None
+    assert found.step == 31
+    newest = make_run(reader).latest()
+    assert newest is not None
+    assert newest.step == 31
+
+
+def test_a_newest_commit_that_has_vanished_is_told_and_not_passed_over_in_silence(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    run = make_run()
+    for step in (1, 2):
+        run.submit(fill(tmp_path / f"out-{step}"), step=step)
+        run.drain()
+    run.close()
+    for info in list(store.list("checkpoints/")):
+        if info.key.startswith("checkpoints/000000000002"):
+            store.delete(info.key)
+    found = make_run().restore(tmp_path / "new")
+    assert found is not None
+    assert found.step == 1
+    assert any("step 2: it was committed, and memory://" in text for text in events.texts("warning"))
+    with pytest.raises(DamagedCheckpoint, match=r"step 2: it was committed, and .*manifest\.json is missing"):
+        make_run().restore(tmp_path / "strict", strict=True)
+    assert make_run().latest() == found
 
 
 def test_one_bad_body_is_fetched_again(store: FaultStore, three: list[CheckpointName], events: Events, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_making_a_run_and_reading_it_writes_nothing(store: FaultStore, make_run:
     assert run.restore(tmp_path / "new") is None
     assert run.status().pending == ()
     run.close()
-    assert {call.operation for call in store.calls} == {"children"}
+    assert {call.operation for call in store.calls} == {"children", "list", "get"}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -66,7 +67,8 @@ def test_files_are_verified_before_the_manifest_and_the_manifest_is_last(
     run.close()
     puts = [call.key for call in store.calls if call.operation == "put" and call.key.startswith("checkpoints/")]
     folder = f"checkpoints/000000001200-000001-000001-{run._spool.session if run._spool else ''}/"
-    assert puts == [folder + "files/model.bin", folder + "files/sub/config.json", folder + "manifest.json"]
+    assert sorted(puts[:2]) == [folder + "files/model.bin", folder + "files/sub/config.json"], "these go at once"
+    assert puts[2:] == [folder + "manifest.json"]
     heads = [index for index, call in enumerate(store.calls) if call.operation == "head" and call.key.startswith(folder + "files/")]
     manifest = next(index for index, call in enumerate(store.calls) if call.operation == "put" and call.key.endswith("manifest.json"))
     assert len(heads) == 2
@@ -121,7 +123,7 @@ def test_steps_that_are_none_are_refused(make_run: Make, tmp_path: Path, step: o
 
 
 def test_what_is_passing_heals_by_itself(store: FaultStore, make_run: Make, events: Events, tmp_path: Path) -> None:
-    store.fail("put", Unreachable("no answer"), "*/files/*", times=3)
+    store.fail("put", Unreachable("no answer"), "*/files/model.bin", times=3)
     store.fail("head", Unreachable("no answer"), "*/manifest.json")
     run = make_run()
     upload = save(run, tmp_path, 1)
@@ -234,7 +236,7 @@ def test_a_change_while_the_file_is_sent_is_noticed(store: FaultStore, make_run:
     upload.wait(20)
     assert upload.state == "unsaved"
     assert steps(store) == []
-    assert not list(store.list("checkpoints/")), "the object never became visible"
+    assert not [info for info in store.list("checkpoints/") if info.key.endswith("model.bin")], "the object never became visible"
 
 
 def test_coalescing_drops_intermediate_saves_only_and_says_which(store: FaultStore, make_run: Make, events: Events, tmp_path: Path) -> None:
@@ -271,6 +273,59 @@ def test_what_was_dropped_leaves_a_record_with_its_hashes(store: FaultStore, mak
     assert records[0].files[0] == ("model.bin", 12, hashlib.sha256(b"weights of 2").hexdigest())
     assert steps(store) == [6, 5, 4, 1]
     assert pending(tmp_path / "spool") == []
+
+
+def test_saves_from_the_middle_of_an_epoch_give_way_before_those_at_its_end(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    run = make_run()
+    gate = Gate()
+    store.act("put", gate, "run.json")
+    for step in range(1, 12):
+        with run._checkpoint(step, step // 3, None, False, passing=step % 3 != 0) as directory:
+            (directory / "model.bin").write_bytes(b"%d" % step)
+        assert gate.reached.wait(20)
+    assert run.status().superseded == (2, 4, 5, 7, 8, 10), "and not one of 3, 6, 9, while any of these was there"
+    gate.opened.set()
+    run.close()
+    assert steps(store) == [11, 9, 6, 3, 1]
+    commits = [int(call.key.split("/")[1][:12]) for call in store.calls if call.operation == "put" and call.key.endswith("manifest.json")]
+    assert commits == [1, 3, 6, 9, 11], "an epoch's end is sent before what lies inside one"
+
+
+def test_what_a_checkpoint_costs_in_requests(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    for step in (1, 2):
+        store.calls.clear()
+        with run.checkpoint(step=step) as directory:
+            for number in range(6):
+                (directory / f"{number}.bin").write_bytes(b"%d" % step)
+        run.drain()
+    told = Counter(call.operation for call in store.calls)
+    assert told == {"put": 6 + 2, "head": 6 + 1, "list": 1, "get": 1}, "docs/checkpoints.md says 2 for each file and 5 more"
+
+
+def test_small_files_are_sent_at_the_same_time(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    together = threading.Barrier(6)
+    store.act("put", lambda _: together.wait(20), "*/files/*", times=6)
+    run = make_run()
+    with run.checkpoint(step=1) as directory:
+        for number in range(6):
+            (directory / f"{number}.bin").write_bytes(b"x")
+    run.close()
+    assert steps(store) == [1], "none of the six was waited for by another"
+
+
+def test_progress_says_what_a_crash_would_cost(store: FaultStore, make_run: Make, events: Events, tmp_path: Path) -> None:
+    now = [1000.0]
+    run = make_run(clock=lambda: now[0])
+    save(run, tmp_path, 1)
+    run.drain()
+    now[0] += 420.0
+    save(run, tmp_path, 2)
+    run.close()
+    notes = [event.note for event in events if isinstance(event, Progress) and event.task == "sending step 2" and event.note]
+    assert set(notes) == {"a crash now loses 7 min"}
 
 
 def test_up_to_four_pending_saves_are_never_dropped(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
@@ -496,7 +551,7 @@ def test_a_commit_needs_a_store_that_can_be_seen(store: FaultStore, make_run: Ma
     save(run, tmp_path, 2)
     with pytest.raises(UploadFailed, match="listing owners: not allowed"):
         run.close()
-    assert steps(store) == [1]
+    assert [one.step for one in catalog.read_all(store.inner).checkpoints] == [1]
 
 
 def test_draining_shows_progress_and_a_time_that_is_over_is_an_error(
