@@ -65,9 +65,11 @@ class JsonLines:
         except UnicodeDecodeError as error:
             raise BadRow(f"byte {error.start + 1} of it is not UTF-8") from None
         except StopIteration as error:
-            raise BadRow(f"it is no JSON (no value at character {error.value + 1})") from None
+            raise BadRow(f"it is no JSON (Expecting value at character {error.value + 1})") from None
         except RecursionError:
             raise BadRow("its JSON is nested too deeply") from None
+        except json.JSONDecodeError as error:
+            raise BadRow(f"it is no JSON ({error.msg} at character {error.pos + 1})") from None
         except ValueError as error:
             raise BadRow(f"it is no JSON ({error})") from None
         if not isinstance(value, dict):
