@@ -1,7 +1,7 @@
 """torch.distributed.checkpoint into a run and back: sharded state, loaded again on any number of ranks.
 
-Each rank writes its shards to local disk. Only when every file is there at the length that ``.metadata`` names is the step handed over:
-with more than one writing thread, torch's own writer can lose an error and still write ``.metadata``.
+Each rank writes its shards to local disk. Only when every tensor lies in a file, and every file is there at the length that ``.metadata``
+names, is the step handed over: with more than one writing thread, torch's own writer can lose an error and still write ``.metadata``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from ..runs.layout import Checkpoint, Selector
 from ..runs.run import Run
 from .exchange import restored, saved
 from .ranks import Ranks
-from .saved import METADATA, dcp_lengths, dcp_problems, sizes
+from .saved import METADATA, DcpContents, dcp_contents, sizes
 
 try:
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
     from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -34,6 +35,7 @@ def save(
     epoch: int | None = None,
     metrics: Mapping[str, float] | None = None,
     final: bool = False,
+    thread_count: int = 1,
     **save_options: Any,
 ) -> None:
     """``dcp.save`` of ``state_dict`` into ``run``.
@@ -41,7 +43,8 @@ def save(
     Every rank calls it, with the same ``step``. Each writes into a directory of its own, so the nodes need not share a disk. Returns when
     the files are written, compared with ``.metadata`` and pinned; they are sent in the background, and ``run.close()`` waits for that.
     Raises ``CheckpointError`` on every rank when a file is missing or too short, and commits nothing of this step. What went wrong with
-    earlier saves and will not heal by itself is raised here, after this save was pinned. ``save_options`` go to ``dcp.save``.
+    earlier saves and will not heal by itself is raised here, after this save was pinned. ``thread_count`` threads write on
+    each rank. ``save_options`` go to ``dcp.save``.
 
     What is not in ``state_dict`` is not saved: put random states and loader positions in.
 
@@ -56,15 +59,18 @@ def save(
     with saved(run, ranks, step, epoch, metrics, final=final) as directory:
         failure: Exception | None = None
         try:
+            writer = FileSystemWriter(directory, thread_count=thread_count)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # one rank is meant
-                dcp_save(state_dict, storage_writer=FileSystemWriter(directory, thread_count=1), no_dist=not ranks.several, **save_options)
+                dcp_save(state_dict, storage_writer=writer, no_dist=not ranks.several, **save_options)
+        except CheckpointException as error:  # no Exception, by its own account
+            failure = CheckpointError(f"step {step} is not saved: {_first(error)}")
         except Exception as error:
             failure = error
         ranks.agree(failure, f"could not save step {step}")
         written = ranks.gather(sizes(directory))
         if ranks.rank == 0:
-            _check(step, dcp_lengths(directory), written)
+            _check(step, dcp_contents(directory), written)
 
 
 def load(
@@ -92,10 +98,16 @@ def load(
         return checkpoint
 
 
-def _check(step: int, lengths: Mapping[str, int], written: list[dict[str, int]]) -> None:
+def _check(step: int, contents: DcpContents, written: list[dict[str, int]]) -> None:
     """Compare what ``.metadata`` names with what the ranks wrote."""
     there: dict[str, int] = {}
     for found in written:
         there.update(found)
-    if problems := dcp_problems(lengths, there):
+    if problems := contents.problems(there):
         raise CheckpointError(f"step {step} is not saved: torch reported no error, but {'; '.join(problems)}")
+
+
+def _first(error: CheckpointException) -> str:
+    """What went wrong on the first rank on which something did."""
+    rank, (cause, _) = min(error.failures.items())
+    return f"rank {rank}: {type(cause).__name__}: {cause}"

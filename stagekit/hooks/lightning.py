@@ -64,13 +64,14 @@ class StagekitCheckpointIO(CheckpointIO):
         Every hash was checked. Saves that a killed process left pinned on this disk are sent first. With several ranks every rank calls
         this, and all get the same answer. Raises when it cannot be told what the run has: training from scratch would be the wrong answer.
         """
-        if "RANK" not in os.environ and _HANDED_DOWN in os.environ:
-            return os.environ[_HANDED_DOWN] or None
+        parent, _, handed_down = os.environ.get(_HANDED_DOWN, "").partition(":")
+        if "LOCAL_RANK" in os.environ and "RANK" not in os.environ and parent not in ("", str(os.getpid())):
+            return handed_down or None
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         found = bring(self.run, Ranks.find(), local_rank, Path(directory).expanduser().absolute(), step)
         path = str(self._only_file(found)) if found is not None else None
         if process_rank()[1] == 1:
-            os.environ[_HANDED_DOWN] = path or ""
+            os.environ[_HANDED_DOWN] = f"{os.getpid()}:{path or ''}"
         return path
 
     def _only_file(self, directory: Path) -> Path:

@@ -11,7 +11,9 @@ import os
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 METADATA = ".metadata"
 
@@ -48,29 +50,50 @@ def _safetensors_bytes(path: Path) -> int:
     return int(8 + length + max((value["data_offsets"][1] for name, value in header.items() if name != "__metadata__"), default=0))
 
 
-def dcp_lengths(directory: Path) -> dict[str, int]:
-    """How long each file is that ``.metadata`` of torch.distributed.checkpoint names. Raises ``OSError`` when there is no ``.metadata``.
+@dataclass(frozen=True, slots=True)
+class DcpContents:
+    """What ``.metadata`` of torch.distributed.checkpoint says: how long each file is, and which parts of the state lie in none."""
 
-    ``.metadata`` is a pickle: call this only for what this training wrote.
+    lengths: Mapping[str, int]
+    unwritten: tuple[str, ...] = ()
+
+    def problems(self, sizes: Mapping[str, int]) -> list[str]:
+        """One sentence for each part that was not written, and each file that is missing or too short. ``sizes``: the files there are."""
+        found = [f"{name} was not written" for name in self.unwritten]
+        for path, length in sorted(self.lengths.items()):
+            size = sizes.get(path)
+            if size is None:
+                found.append(f"{path} is missing")
+            elif size < length:
+                found.append(f"{path} has {size} bytes, .metadata names {length}")
+        return found
+
+
+def dcp_contents(directory: Path) -> DcpContents:
+    """Read ``.metadata``. Raises ``FileNotFoundError`` when there is none.
+
+    It is a pickle: call this only for what this training wrote. When one of several writing threads fails, torch loses the error, and
+    ``.metadata`` tells of the tensors that thread had to write and of no file that they lie in.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
+    metadata = FileSystemReader(directory).read_metadata()
+    placed: Mapping[Any, Any] = metadata.storage_data or {}
     lengths: dict[str, int] = {}
-    for info in (FileSystemReader(directory).read_metadata().storage_data or {}).values():
+    for info in placed.values():
         lengths[info.relative_path] = max(lengths.get(info.relative_path, 0), info.offset + info.length)
-    return lengths
-
-
-def dcp_problems(lengths: Mapping[str, int], sizes: Mapping[str, int]) -> list[str]:
-    """One sentence for each file that ``.metadata`` names and that is missing or too short. ``sizes``: the files there are."""
-    problems = []
-    for path, length in sorted(lengths.items()):
-        size = sizes.get(path)
-        if size is None:
-            problems.append(f"{path} is missing")
-        elif size < length:
-            problems.append(f"{path} has {size} bytes, .metadata names {length}")
-    return problems
+    unwritten = [
+        name
+        for name, item in metadata.state_dict_metadata.items()
+        for part in (
+            [MetadataIndex(name, chunk.offsets) for chunk in item.chunks]
+            if isinstance(item, TensorStorageMetadata)
+            else [MetadataIndex(name)]
+        )
+        if part not in placed
+    ]
+    return DcpContents(lengths, tuple(dict.fromkeys(unwritten)))
 
 
 def sizes(directory: Path) -> dict[str, int]:
@@ -91,9 +114,9 @@ def files(directory: Path) -> Iterator[Path]:
 def missing_dcp(directory: Path) -> list[str]:
     """What a directory of torch.distributed.checkpoint still lacks; nothing when it is whole."""
     try:
-        lengths = dcp_lengths(directory)
+        contents = dcp_contents(directory)
     except FileNotFoundError:
         return [f"{directory.name}/{METADATA}"]
     except Exception as error:  # a pickle that is cut ends in anything
         return [f"{directory.name}/{METADATA} (it cannot be read: {type(error).__name__})"]
-    return [f"{directory.name}/{problem}" for problem in dcp_problems(lengths, sizes(directory))]
+    return [f"{directory.name}/{problem}" for problem in contents.problems(sizes(directory))]

@@ -45,7 +45,11 @@ def machine(tmp_path: Path, name: str, program: str, *arguments: str, ranks: int
             environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": "0"}
         command = [sys.executable, "-W", "ignore", "-m", f"tests.hooks.{program}", run or str(tmp_path / "run"), *arguments]
         processes.append(subprocess.Popen(command, cwd=directory, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    said = [process.communicate(timeout=150)[0] for process in processes]
+    try:
+        said = [process.communicate(timeout=150)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     return Machine([process.returncode for process in processes], "".join(said), directory)
 
 

@@ -22,9 +22,8 @@ from stagekit.hooks.transformers import StagekitCallback
 from stagekit.progress import Event, Message
 from stagekit.runs import catalog
 from stagekit.runs.run import Run
-from stagekit.runs.sync import SyncSettings
 from stagekit.store.directory import DirectoryStore
-from stagekit.testing.faults import Call, FaultStore
+from stagekit.testing.faults import FaultStore
 
 from .hf import EPOCHS, Lines, Stop, StopAt, arguments, losses, tiny, with_adapter
 from .machines import group, machine
@@ -33,27 +32,6 @@ STEPS = 4  # of an epoch
 
 # peft 0.21 asks transformers 5.24 for an attribute that it renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FaultStore:
-    return FaultStore(DirectoryStore(tmp_path / "bucket" / "run"))
-
-
-@pytest.fixture
-def events() -> list[Event]:
-    return []
-
-
-@pytest.fixture
-def make_run(store: FaultStore, events: list[Event], tmp_path: Path) -> Callable[..., Run]:
-    count = iter(range(10))
-
-    def make(**options: Any) -> Run:
-        settings = SyncSettings(retry_after_s=lambda _: 0.01)
-        return Run(store, spool_dir=tmp_path / f"spool-{next(count)}", on_event=events.append, settings=settings, drain_s=10, **options)
-
-    return make
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +47,6 @@ def fine_tune(callback: StagekitCallback, out: Path, *others: TrainerCallback, m
     trainer = Trainer(model, arguments(out, **more), train_dataset=Lines(), callbacks=[callback, *others])
     trainer.train(resume_from_checkpoint=callback.resume_dir())
     return trainer
-
-
-def refuse(store: FaultStore) -> list[str]:
-    """Refuse every put, until the returned list is cleared."""
-    refusing = ["no"]
-
-    def act(_: Call) -> None:
-        for words in refusing:
-            raise Denied(words)
-
-    store.act("put", act, times=None)
-    return refusing
 
 
 def steps(store: FaultStore) -> list[int]:
@@ -174,9 +140,9 @@ def test_a_base_model_of_the_hub_is_told_by_its_commit() -> None:
 
 
 def test_what_is_refused_in_the_background_is_raised_at_the_next_save_and_at_the_end(
-    make_run: Callable[..., Run], store: FaultStore, tmp_path: Path
+    make_run: Callable[..., Run], store: FaultStore, refuse: Callable[[], list[str]], tmp_path: Path
 ) -> None:
-    refusing = refuse(store)
+    refusing = refuse()
     run = make_run()
     callback = StagekitCallback(run)
     seen: list[int] = []
@@ -195,17 +161,16 @@ def test_what_is_refused_in_the_background_is_raised_at_the_next_save_and_at_the
     with pytest.raises(UploadFailed, match="step 4, 8 is not in"):
         run.close()
     refusing.clear()
-    again = make_run()
-    again._spool_dir = run._spool_dir
+    again = make_run(spool_dir=run._spool_dir)
     again.drain()
     again.close()
     assert steps(store) == [8, 4]
 
 
 def test_the_training_does_not_end_well_before_the_bucket_has_everything(
-    make_run: Callable[..., Run], store: FaultStore, tmp_path: Path
+    make_run: Callable[..., Run], store: FaultStore, refuse: Callable[[], list[str]], tmp_path: Path
 ) -> None:
-    refusing = refuse(store)
+    refusing = refuse()
     run = make_run()
     with pytest.raises(UploadFailed, match="step 1 is not in"):
         fine_tune(StagekitCallback(run), tmp_path / "out", max_steps=1, save_strategy="steps", save_steps=1)

@@ -41,7 +41,9 @@ def weights(model: nn.Module) -> bytes:
 # ------------------------------------------------------------------------------------------------------------------- Lightning
 
 
-def lightning(run: Run | None, out: Path, seed: int, *, stop: Callable[[int], None] = lambda _: None, **trainer: Any) -> bytes:
+def lightning(
+    run: Run | None, out: Path, seed: int, *, stop: Callable[[int], None] = lambda _: None, both: bool = True, **trainer: Any
+) -> bytes:
     from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -67,7 +69,7 @@ def lightning(run: Run | None, out: Path, seed: int, *, stop: Callable[[int], No
         def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
             stop(trainer.global_step)
 
-    seed_everything(seed, verbose=False)
+    seed_everything(7, verbose=False)  # with several ranks it also seeds the order of the data, so it must stay the same
     model = Module()
     io = StagekitCheckpointIO(run) if run is not None else None
     saver = ModelCheckpoint(dirpath=out / "checkpoints", monitor="loss", save_top_k=1, mode="max", save_on_train_epoch_end=True)
@@ -75,7 +77,7 @@ def lightning(run: Run | None, out: Path, seed: int, *, stop: Callable[[int], No
     options: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_epochs": EPOCHS, "logger": False, "enable_progress_bar": False}
     options |= {"enable_model_summary": False, "default_root_dir": out, "log_every_n_steps": 1} | trainer
     if io is not None:
-        options |= {"plugins": [io], "callbacks": [saver, latest, StopAt()]}
+        options |= {"plugins": [io], "callbacks": [*([saver] if both else []), latest, StopAt()]}
     else:
         options |= {"enable_checkpointing": False}
     loader = torch.utils.data.DataLoader(numbers(), batch_size=4 // options["devices"], num_workers=0)  # type: ignore[arg-type]
@@ -89,13 +91,15 @@ def lightning(run: Run | None, out: Path, seed: int, *, stop: Callable[[int], No
 
 def accelerate(run: Run | None, out: Path, seed: int, *, stop: Callable[[int], None] = lambda _: None) -> bytes:
     from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
 
     from stagekit.hooks.accelerate import load_state, save_state
 
-    accelerator = Accelerator(cpu=True)
+    # With several ranks the order of a shuffled loader comes back only with this, and with set_epoch() below.
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=7))
     model = net(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    loader = torch.utils.data.DataLoader(numbers(), batch_size=4, shuffle=True)  # type: ignore[arg-type,var-annotated]
+    loader = torch.utils.data.DataLoader(numbers(), batch_size=4 // accelerator.num_processes, shuffle=True)  # type: ignore[arg-type,var-annotated]
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.9)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     random.seed(seed + accelerator.process_index)
@@ -104,6 +108,7 @@ def accelerate(run: Run | None, out: Path, seed: int, *, stop: Callable[[int], N
     step = found.step if found is not None else 0
     for epoch in range(found.epoch or 0 if found is not None else 0, EPOCHS):
         model.train()
+        loader.set_epoch(epoch)
         for batch in loader:
             loss = (model(batch + torch.randn(batch.shape) * random.random()) - 1).square().mean()
             accelerator.backward(loss)
@@ -133,7 +138,7 @@ def dcp(run: Run | None, out: Path, seed: int, *, stop: Callable[[int], None] = 
     torch.manual_seed(seed + rank)
 
     class App:
-        """What torch.distributed.checkpoint's users write. Asked for its state it takes a step with a fresh optimizer, so not before it must."""
+        """What users of torch.distributed.checkpoint write. A fresh optimizer has to take a step to tell its state: only when it must."""
 
         def state_dict(self) -> dict[str, Any]:
             weights, moments = get_state_dict(model, optimizer)
@@ -182,7 +187,7 @@ def main() -> None:
 
     def stop(step: int) -> None:
         if step == options.stop_at:
-            if run.rank == 0:
+            if run.status().generation is not None or run.status().pending:
                 run.drain()
             os._exit(9)
 
