@@ -108,6 +108,8 @@ def _by_looking(location: Location) -> SourceFormat:
         return "files"
     if path.lower().endswith(SUFFIX):
         return "text"
+    if path.lower().endswith(".tar"):
+        raise UsageError(f"reading {path}: it is a tar, which has its samples already; stagekit index makes it a data set where it lies")
     return next((name for name, table in _TABLES.items() if has_suffix(path, table.suffixes)), "files")
 
 

@@ -17,12 +17,12 @@ from ..shards.sample import check_member, is_plain, member_name, split_name
 from .base import Bad, Listing, OnBad
 from .glob import matcher
 
-_TEXT = "\0"  # starts the ref of a field whose bytes are the ref itself; any other ref is a path, which cannot hold a NUL
+TEXT = "\0"  # starts the ref of a field whose bytes are the ref itself; any other ref is a path, which cannot hold a NUL
 
 
 def text_of(ref: str) -> bytes | None:
     """The bytes of a field that lies in no file (a class index); ``None`` when ``ref`` is a path."""
-    return ref[1:].encode() if ref.startswith(_TEXT) else None
+    return ref[1:].encode() if ref.startswith(TEXT) else None
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Files:
                     "shard without labels, or leave such files out with --exclude '*.cls'"
                 )
             used.add(top)
-            labelled.append(PlannedSample(sample.key, (*sample.fields, PlannedField("cls", len(index[top]), _TEXT + index[top]))))
+            labelled.append(PlannedSample(sample.key, (*sample.fields, PlannedField("cls", len(index[top]), TEXT + index[top]))))
         empty = [name for name in classes if name not in used]
         if empty:
             self._listing.notes.append(f"{_some(empty)}: no sample in {'this class' if len(empty) == 1 else 'these classes'}")

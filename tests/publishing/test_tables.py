@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,37 @@ def test_a_table_that_changes_while_it_is_published_publishes_nothing(tmp_path: 
     with pytest.raises(SourceError, match="it was written to after the source was listed, so its rows may be others"):
         publish(source, tmp_path / "out", shard_size=100_000, workers=1, on_bad="skip", on_event=append)
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_threads_of_an_executor_may_share_one_table(tmp_path: Path, name: str) -> None:
+    path = FILES[name](tmp_path / name, records(1000))
+    stagekit.shard(path, tmp_path / "alone", shard_size=50_000, workers=1)
+    with ThreadPoolExecutor(4) as executor:
+        stagekit.shard(path, tmp_path / "together", shard_size=50_000, executor=executor)
+    assert tree(tmp_path / "together") == tree(tmp_path / "alone")
+
+
+def test_an_interrupted_run_goes_on_with_the_shards_that_are_missing(tmp_path: Path) -> None:
+    class Interrupted(Exception):
+        pass
+
+    path = write(tmp_path / "a.jsonl", records(1000))
+    stagekit.shard(path, tmp_path / "alone", shard_size=100_000)
+    done: list[str] = []
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Stage) and event.name == "shard":
+            done.append(event.subject)
+            if len(done) == 3:
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        publish(source_of(path), tmp_path / "out", shard_size=100_000, workers=1, on_event=interrupt)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    result = publish(source_of(path), tmp_path / "out", shard_size=100_000, workers=2)
+    assert (result.kept, result.sent) == (3, len(result.manifest.shards) - 3)
+    assert tree(tmp_path / "out") == tree(tmp_path / "alone")
 
 
 _PEAK = """

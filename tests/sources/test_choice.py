@@ -99,6 +99,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("images", "files", {"text_field": "text"}, "is read as files; say which with --source-format jsonl or csv or parquet or hf or text"),
     ("a.jpg", "jsonl", {}, "its name does not end with .jsonl or .ndjson, by which files are told apart; rename it or link to it"),
     ("a.jpg", "text", {}, "as text: its name ends with none of .txt, .jsonl, .ndjson; rename it"),
+    ("a.tar", "auto", {}, "it is a tar, which has its samples already; stagekit index makes it a data set where it lies"),
     ("both", "text", {}, "it holds both .txt and .jsonl or .ndjson files; shard them one after the other"),
     ("texts", "text", {"text_field": "body"}, "is read as text files; leave them out"),
     ("a.csv", "parquet", {}, "its name does not end with .parquet"),
