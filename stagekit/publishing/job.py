@@ -7,6 +7,7 @@ the source without sending it, which costs reading instead of sending.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import time
@@ -18,6 +19,7 @@ from ..config import StoreConfig
 from ..errors import NotFound, SourceError
 from ..location import Location
 from ..parallel import each
+from ..pieces import keep_freed_memory
 from ..progress import Progress, Stage, Subscriber, ignore
 from ..shards.index import Batch, BuiltShard, FieldTotals, ShardBuilder
 from ..shards.manifest import ShardRecord, blocks_name, index_name
@@ -75,7 +77,11 @@ def publish_shard(job: ShardJob, *, on_event: Subscriber = ignore) -> ShardOutco
     After a failure there may be a tar without a block table; the next run replaces it. Raises ``SourceError`` for raw data that is not
     what was listed (unless ``on_bad="skip"``), ``StoreError`` for the store.
     """
+    _prepare()
     return _Work(job, open_store(job.where, job.config, on_event=on_event), on_event).run()
+
+
+_prepare = functools.cache(keep_freed_memory)  # once in each process that does jobs
 
 
 class _SampleSpoiled(Exception):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,8 +94,9 @@ def outline(source: Source, *, shard_size: int, samples_per_shard: int | None = 
 
     Raises ``SourceError``, ``DuplicateKey`` and ``KeyNotAllowed`` for what cannot be packed.
     """
-    listing = source.listing()
-    made = plan(listing.samples, shard_size=shard_size, samples_per_shard=samples_per_shard)
+    with _no_collection():
+        listing = source.listing()
+        made = plan(listing.samples, shard_size=shard_size, samples_per_shard=samples_per_shard)
     return Outline(
         plan=made,
         fields=dict(made.fields),
@@ -102,6 +105,18 @@ def outline(source: Source, *, shard_size: int, samples_per_shard: int | None = 
         classes=listing.classes,
         notes=(*listing.notes, *_notes(made, sum(totals.samples for totals in made.fields.values()), shard_size)),
     )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Millions of values are made, none of them in a circle: looking for circles among them takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _notes(made: Plan, files: int, shard_size: int) -> Iterable[str]:

@@ -443,7 +443,9 @@ class _Run:
         if self._on_bad == "raise":
             planned = [(shard.name, shard.bytes, len(shard.samples)) for shard in self._shards]
             if planned != [(record.name, record.bytes, record.samples) for record in manifest.shards]:
-                raise holds_another(self._store, manifest, "its shards are cut differently or hold other samples")
+                raise holds_another(
+                    self._store, manifest, "its shards are cut differently or hold other samples (--update adds those it has not)"
+                )
         outcomes = self._run(engine, [self._job(shard, task="compare") for shard in self._shards])
         records = [outcome.record for outcome in outcomes if outcome.record is not None]
         if tuple(records) != tuple(manifest.shards):

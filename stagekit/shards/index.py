@@ -396,7 +396,8 @@ class ShardBuilder:
         headers = member_headers(names, sizes)
         self._last_key = keys[-1] if keys else self._last_key
         self._broken = True
-        offsets, offset, begin, limit = self._offsets, self._offset, self._block.offset, self._block_size
+        started = self._offset
+        offsets, offset, begin, limit = self._offsets, started, self._block.offset, self._block_size
         parts: list[builtins.bytes] = []
         at = 0
         for payload, size in zip(payloads, sizes, strict=True):
@@ -413,7 +414,7 @@ class ShardBuilder:
         totals = self._fields.setdefault(batch.field, [0, 0])
         totals[0] += len(sizes)
         totals[1] += sum(sizes)
-        if self._pieces.add(b"".join(parts)):
+        if self._pieces.add_all(parts, offset - started):
             yield from self._full()
         self._broken = False
 

@@ -41,7 +41,7 @@ def test_the_summary_goes_to_standard_output_and_the_rest_to_standard_error(
     assert "  9 samples in 3 shards, " in out
     assert "  left out: 1 dot-files" in out
     assert f"stagekit.torch.StreamLoader('{tmp_path}/out', batch_size=9)" in out
-    assert "(3 of 3 shards)" in err
+    assert "(27 files, 3 of 3 shards)" in err
     assert len(Dataset(tmp_path / "out")) == 9
 
 

@@ -24,7 +24,7 @@ from ..rigs.servers import S3Server
 from .conftest import STAGEKIT, children_of, start, tree, wait_for_the_end_of
 
 OPTIONS = ["--shard-size", "64KiB", "--workers", "2", "--json"]
-ROUNDS = 6
+ROUNDS = 20
 
 
 def undisturbed(raw: Path) -> dict[str, bytes]:
@@ -60,6 +60,7 @@ def finish(*arguments: str | Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_kill_9_at_random_moments_in_a_directory(raw: Path, tmp_path: Path) -> None:
     rng = random.Random(1)
     dest = tmp_path / "out"
@@ -87,6 +88,7 @@ def tree_without_staging(dest: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_kill_9_at_random_moments_against_a_server(
     raw: Path, moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig]
 ) -> None:
