@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from .location import Location as Location
     from .publishing import ShardWriter as ShardWriter
     from .publishing import shard as shard
+    from .pruning import prune as prune
     from .report import info as info
     from .report import ls as ls
     from .staging import pull as pull
+    from .stream.mix import Mix as Mix
     from .verdict import teardown as teardown
     from .verification import verify as verify
 
@@ -30,12 +32,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "Dataset": "dataset",
     "Location": "location",
+    "Mix": "stream.mix",
     "Run": "hooks.loop",
     "ShardWriter": "publishing",
     "StoreConfig": "config",
     "index": "indexing",
     "info": "report",
     "ls": "report",
+    "prune": "pruning",
     "pull": "staging",
     "shard": "publishing",
     "teardown": "verdict",

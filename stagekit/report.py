@@ -11,7 +11,6 @@ from .config import StoreConfig
 from .contents import checkpoint_at, exists, kind_of, nothing
 from .errors import ManifestError, NotFound
 from .histogram import Bucket, buckets, drawn
-from .location import Location
 from .parallel import each
 from .progress import Subscriber, ignore
 from .runs import catalog
@@ -20,7 +19,8 @@ from .runs.layout import CHECKPOINTS, RUN_JSON, Checkpoint, RunRecord, metrics_t
 from .shards.index import index_from_bytes
 from .shards.manifest import MANIFEST, Manifest, ShardRecord, index_name
 from .store import Where, open_store
-from .store.base import Children, Data, ObjectInfo, Store, WrappedStore
+from .store.base import Store
+from .store.below import Below
 from .units import format_count, format_size
 
 # Files that Python would execute when it loads them, by the endings that trainers use.
@@ -91,7 +91,7 @@ def _folder(store: Store, folder: str) -> Entry:
     if exists(store, folder + MANIFEST):
         return _dataset_entry(store, folder)
     if exists(store, folder + RUN_JSON):
-        return _run_entry(url, catalog.read_all(_Below(store, folder)))
+        return _run_entry(url, catalog.read_all(Below(store, folder)))
     return Entry("folder", url)
 
 
@@ -108,26 +108,6 @@ def _dataset_entry(store: Store, folder: str) -> Entry:
         manifest.samples,
         f"{format_count(manifest.samples)} samples, {_plural(len(manifest.shards), 'shard')}",
     )
-
-
-class _Below(WrappedStore):
-    """A folder of a store as a store of its own, for what ``catalog`` does with it: reading and listing."""
-
-    def __init__(self, inner: Store, folder: str) -> None:
-        super().__init__(inner)
-        self._folder = folder
-
-    @property
-    def location(self) -> Location:
-        return self.inner.location / self._folder
-
-    def get(self, key: str, start: int = 0, length: int | None = None, *, if_match: str | None = None) -> Data:
-        return self.inner.get(self._folder + key, start, length, if_match=if_match)
-
-    def children(self, prefix: str = "") -> Children:
-        below, cut = self.inner.children(self._folder + prefix), len(self._folder)
-        objects = tuple(ObjectInfo(info.key[cut:], info.size, info.etag, info.modified_s) for info in below.objects)
-        return Children(objects, tuple(folder[cut:] for folder in below.folders))
 
 
 def _run_entry(url: str, found: Catalog) -> Entry:

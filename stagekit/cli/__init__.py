@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("info", "Tell what a data set, a run or a checkpoint holds."),
     "ls": ("ls", "List data sets, runs and checkpoints below a URL."),
     "pull": ("pull", "Copy a run's checkpoint or a data set to a local directory, every byte verified."),
+    "prune": ("prune", "Remove old checkpoints, and what dead machines left behind."),
     "shard": ("shard", "Pack raw data into WebDataset shards, straight into the bucket."),
     "teardown": ("teardown", "Finish uploads, then tell whether this server may be destroyed."),
     "verify": ("verify", "Check that a data set or run in the bucket is whole."),

@@ -7,6 +7,7 @@ data, so that a crash at any point leaves whole checkpoints and rubbish that the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -95,11 +96,13 @@ def plan(
     leftovers_before_s: float | None = None,
     known: Mapping[CheckpointName, Checkpoint] = MappingProxyType({}),
     whole: Collection[CheckpointName] = (),
+    over: bool = False,
 ) -> PrunePlan:
     """What ``execute`` would remove now. Only reads; manifests in ``known`` are not read again, files of those in ``whole`` not asked for.
 
     Data of steps that were dropped before is rubbish at once. With ``leftovers_before_s`` (the store's clock) so are attempts that were
-    never committed, and unfinished uploads, of a generation that has been taken over, when nothing of them is younger than that.
+    never committed, and unfinished uploads, of a generation that has been taken over (or of any, when the last writer is ``over``), when
+    nothing of them is younger than that.
 
     Raises ``CheckpointError`` when a manifest is damaged: it may refer to any file, so nothing can be told to be unneeded.
     """
@@ -119,7 +122,7 @@ def plan(
         objects.update(_below(store, checkpoint.name.folder))
         objects.pop(checkpoint.name.manifest_key, None)
     # Data that the last of the dropped manifests referred to, in folders whose own manifest went in an earlier prune.
-    current = lease.look(store).highest
+    current = sys.maxsize if over else lease.look(store).highest  # the generation that may still be at work
     for name in found.uncommitted:
         left = list(store.list(name.folder))
         if _exists(store, name.superseded_key) or (
