@@ -42,6 +42,7 @@ LEVELS = {
     "testing": 3,
     # duties
     "contents": 4,
+    "pruning": 4,
     "looked": 4,
     "staging": 4,
     "verification": 4,
