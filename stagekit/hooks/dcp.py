@@ -12,11 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import CheckpointError, MissingExtra
-from ..runs.layout import Checkpoint, Selector
-from ..runs.run import Run
-from .exchange import restored, saved
-from .ranks import Ranks
-from .saved import METADATA, DcpContents, dcp_contents, sizes
 
 try:
     from torch.distributed.checkpoint.api import CheckpointException
@@ -25,6 +20,12 @@ try:
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 except ImportError as missing:
     raise MissingExtra.of("torch", "torch", "stagekit.hooks.dcp") from missing
+
+from ..runs.layout import Checkpoint, Selector
+from ..runs.run import Run
+from .exchange import restored, saved
+from .ranks import Ranks
+from .saved import METADATA, DcpContents, dcp_contents, sizes
 
 
 def save(

@@ -20,7 +20,7 @@ from ..runs import catalog, ending
 from ..runs import run as runs
 from ..runs.layout import Checkpoint, CheckpointName, seal, unseal
 from ..runs.restore import restore_checkpoint
-from ..units import parse_duration
+from ..units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 _PROGRESS = "progress.json"
 _LOADER = "loader.json"
 _AGREE_EVERY = 10  # batches between two looks at the other ranks' clocks and signals
+_DAY_S = 86_400.0
+
+
+def best_interval_s(save_s: float, sent_s: float, between_failures_s: float = _DAY_S) -> float:
+    """How far apart saves lose the least time (Young and Daly): the root of twice a save's cost times the time between two failures.
+
+    ``save_s`` is what a save takes from the training. It is never less than ``sent_s``, what sending one takes beside the training.
+    """
+    return max(math.sqrt(2 * save_s * between_failures_s), sent_s)
 
 
 class Stateful(Protocol):
@@ -88,7 +97,7 @@ class Run(runs.Run):
         ``weights_only=True``, and ``"loader"`` becomes ``loader.json``. Saving in the middle of an epoch needs a loader that can go on
         there, and a boundary between batches: ``StreamLoader`` tells it by itself, with any other loader call ``step()`` after each batch.
 
-        SIGTERM stops the loop at the next such boundary: it saves, sends the newest state first, and exits with 143 within ``grace_s``.
+        SIGTERM stops the loop at the next such boundary, with ``every`` or without: it saves, sends the newest state first, and exits with 143 within ``grace_s``.
 
         With several ranks every rank runs this loop, after the process group was made. Rank 0 saves ``state``, every rank its generators.
         """
@@ -201,6 +210,8 @@ class _Loop:
         self._counted = False
         self._explicit = False
         self._open_batch = False
+        self._tells = False
+        self._advised = False
         self._boundaries = 0
         self._current: Epoch | None = None
         self._random_at_first_batch: dict[str, Any] | None = None
@@ -211,6 +222,7 @@ class _Loop:
         """Have the loader tell when it is about to hand out a batch: all that was trained before is complete then."""
         loader = self.state.get("loader")
         if loader is not None and hasattr(loader, "before_batch"):
+            self._tells = True
             loader.before_batch = self._before_batch
 
     def unfollow_loader(self) -> None:
@@ -262,7 +274,9 @@ class _Loop:
 
     def _boundary(self) -> None:
         self._boundaries += 1
-        if self.ranks.several and (self._every_s is None or self._boundaries % _AGREE_EVERY):
+        # Without every= the ranks agree only where the loader makes sure that all of them come by here equally often.
+        agrees = self._every_s is not None or (self._tells and not self._explicit)
+        if self.ranks.several and (not agrees or self._boundaries % _AGREE_EVERY):
             return
         due = self._every_s is not None and self._monotonic() - self._saved_at >= self._every_s
         due, requested = self.ranks.any(due), self.ranks.any(self.termination.requested)
@@ -288,6 +302,7 @@ class _Loop:
         What goes wrong with sending it is told, and raised when the loop ends.
         """
         torch = self.ranks.torch
+        began_s = self._monotonic()
         metrics = self._current.metrics if self._current is not None else {}
         with self.run._checkpoint(self._step, self.epoch, dict(metrics), final, passing=middle) as directory:
             if self.ranks.rank == 0:
@@ -298,6 +313,21 @@ class _Loop:
                 (directory / _PROGRESS).write_bytes(seal(progress))
             torch.save(self._get_random(), directory / f"rng-{self.ranks.rank}.pt")
         self._saved_at = self._monotonic()
+        self._advise(self._saved_at - began_s)
+
+    def _advise(self, save_s: float) -> None:
+        """Say once, when both times are known, how often saving is worth it."""
+        _, uploader = self.run._begin()
+        if self._advised or uploader.sent_s is None or self.ranks.rank != 0:
+            return
+        self._advised = True
+        minutes = max(1, round(best_interval_s(save_s, uploader.sent_s) / 60))
+        self.run._on_event(
+            Message(
+                f"saving takes {format_duration(save_s)} of the training and sending {format_duration(uploader.sent_s)} beside it; if the "
+                f'machine fails once a day, every="{minutes}min" loses least'
+            )
+        )
 
     def _save_item(self, directory: Path, name: str, item: Stateful) -> None:
         values = _inner(item).state_dict()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from stagekit.hooks.loop import Run
 
 from .toy import ToyLoader
+
+TERM_AT = 4
 
 
 def main() -> None:
@@ -33,7 +36,9 @@ def main() -> None:
     run = Run(url, drain_s=60)
     every = "0s" if os.environ.get("EVERY") else None
     for _epoch in run.epochs(epochs, state={"model": model, "optimizer": optimizer, "loader": loader}, every=every):
-        for batch in loader:
+        for number, batch in enumerate(loader):
+            if number == TERM_AT and os.environ.get("TERM_RANK") == str(rank):
+                os.kill(os.getpid(), signal.SIGTERM)
             noise = torch.randn(4, 8) + random.random()
             loss = (model(batch + noise) - 1).square().mean()
             optimizer.zero_grad()

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from stagekit.errors import CheckpointError, Denied, StagekitError, UploadFailed, UsageError
-from stagekit.hooks.loop import Epoch, Run
+from stagekit.hooks.loop import Epoch, Run, best_interval_s
 from stagekit.progress import Event, Message
 from stagekit.runs import catalog
 from stagekit.runs.sync import SyncSettings
@@ -184,6 +184,17 @@ def test_timed_saves_follow_the_clock(machine: Callable[..., Run], store: FaultS
     run.close()
     # Batch 3 ends at 750 s; the epoch's end saves, too, and the ten minutes count from there.
     assert [one.step for one in catalog.read_all(store).checkpoints] == [10, 8, 5, 3]
+
+
+def test_how_often_to_save_is_suggested_once_from_what_it_takes(machine: Callable[..., Run], events: list[Event]) -> None:
+    assert best_interval_s(0.0, 42.0) == 42.0, "never more often than one can be sent"
+    assert best_interval_s(12.0, 42.0) == pytest.approx(1440.0), "the root of 2 x 12 s x a day"
+    run = machine()
+    model = nn.Linear(1, 1)
+    for _ in run.epochs(4, state={"model": model}):
+        run.drain()
+    [text] = [event.text for event in events if isinstance(event, Message) and "loses least" in event.text]
+    assert text.endswith('if the machine fails once a day, every="1min" loses least')
 
 
 def test_a_store_that_refuses_does_not_stop_the_training_and_is_raised_at_its_end(

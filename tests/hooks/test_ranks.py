@@ -77,3 +77,13 @@ def test_several_ranks_need_a_process_group(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"with 2 ranks needs torch\.distributed\.init_process_group\(\) before it"):
         next(run.epochs(1, state={}))
     run.close()
+
+
+def test_sigterm_to_one_rank_stops_all_of_them_inside_the_epoch_also_without_every(tmp_path: Path) -> None:
+    codes, _, said = group(tmp_path, "one", 3, TERM_RANK="1")
+    assert codes == [143, 143], said
+    assert [(one.step, one.epoch) for one in catalog.read_all(DirectoryStore(tmp_path / "run")).checkpoints] == [(10, 0)]
+    straight = group(tmp_path / "straight", "one", 1)
+    again = group(tmp_path, "two", 1, seed=9)
+    assert again[0] == [0, 0], again[2]
+    assert again[1] == straight[1], "and it goes on there, with everybody's generators"
