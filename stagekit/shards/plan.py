@@ -25,11 +25,15 @@ _SHOWN = 5
 
 
 class PlannedField(NamedTuple):
-    """A field that will be written: its size in bytes, and what its source calls it (a path, a row)."""
+    """A field that will be written: its size in bytes, and what its source calls it (a path, a row).
+
+    ``mark`` is what the source will know a change by that leaves the size as it is (a time, an etag); a plan does not depend on it.
+    """
 
     field: str
     size: int
     ref: str
+    mark: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class PlannedSample:
     def bytes(self) -> int:
         """Bytes it takes in a shard, headers and padding included. Raises ``KeyNotAllowed`` for what a shard cannot hold."""
         total = 0
-        for extension, size, _ in self.fields:
+        for extension, size, _, _ in self.fields:
             name = member_name(self.key, extension)
             total += RECORD + size + -size % RECORD if size <= LARGEST_MEMBER else member_bytes(name, size)
         return total
@@ -253,8 +257,9 @@ class Grouping:
     ungrouped: tuple[str, ...]
 
 
-def group(files: Iterable[tuple[str, int, str]], *, dots: Dots = "refuse") -> Grouping:
-    """Group ``(name, size_bytes, ref)`` into samples by WebDataset's key rule, in the order in which keys first come.
+def group(files: Iterable[tuple[str, int, str] | tuple[str, int, str, int | str | None]], *, dots: Dots = "refuse") -> Grouping:
+    """Group ``(name, size_bytes, ref)``, or the same with a mark, into samples by WebDataset's key rule, in the order in which keys
+    first come.
 
     When two fields of one key have the same last extension (``cat.v1.jpg``, ``cat.v2.jpg``), two pictures would become one sample.
     ``dots="refuse"`` raises ``DuplicateKey`` listing the files, ``"field"`` takes them for fields of one sample, and ``"rewrite"``
@@ -265,12 +270,12 @@ def group(files: Iterable[tuple[str, int, str]], *, dots: Dots = "refuse") -> Gr
         raise UsageError(f"dots: {dots!r} is not one of 'refuse', 'field', 'rewrite'")
     groups: dict[str, list[tuple[str, PlannedField]]] = {}
     ungrouped: list[str] = []
-    for name, size, ref in files:
+    for name, size, ref, *mark in files:
         parts = split_name(name)
         if parts is None:
             ungrouped.append(name)
         else:
-            groups.setdefault(parts[0], []).append((name, PlannedField(parts[1], size, ref)))
+            groups.setdefault(parts[0], []).append((name, PlannedField(parts[1], size, ref, *mark)))
     clashes: dict[str, list[str]] = {}
     samples: list[PlannedSample] = []
     rewritten: dict[str, list[PlannedField]] = {}
@@ -284,7 +289,7 @@ def group(files: Iterable[tuple[str, int, str]], *, dots: Dots = "refuse") -> Gr
         elif dots == "rewrite" and (refs or all("." in field.field for _, field in found)):
             for name, planned in found:
                 new_key, new_field = _split_at_last_dot(name)
-                rewritten.setdefault(new_key, []).append(PlannedField(new_field, planned.size, planned.ref))
+                rewritten.setdefault(new_key, []).append(planned._replace(field=new_field))
         else:
             samples.append(PlannedSample(key, tuple(planned for _, planned in found)))
     if clashes:

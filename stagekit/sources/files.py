@@ -7,6 +7,7 @@ torchvision's ``ImageFolder``, and every sample gets a field ``cls`` that holds 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -54,6 +55,9 @@ class FileRules:
             matcher(getattr(self, name))
 
 
+_path = operator.itemgetter(0)
+
+
 class Files:
     """Collects the files of one source and makes its listing. ``source`` is what messages call it."""
 
@@ -63,7 +67,7 @@ class Files:
         self._included = matcher(rules.include) if rules.include else None
         self._excluded = matcher(rules.exclude) if rules.exclude else None
         self._listing = Listing([])
-        self._packed: list[tuple[str, int, str]] = []
+        self._packed: list[tuple[str, int, str, int | str | None]] = []
         self._without_extension: list[str] = []
         self._top_level: set[str] = set()
 
@@ -92,14 +96,14 @@ class Files:
         if "/" not in path:
             self._top_level.add(path)
 
-    def add(self, path: str, size: int) -> None:
-        """A file of ``size`` bytes that ``may_enter``."""
+    def add(self, path: str, size: int, mark: int | str | None) -> None:
+        """A file of ``size`` bytes that ``may_enter``. By ``mark`` its source knows whether it is still the same."""
         if self._included is not None and not self._included(path):
             self.skip("not matched by an include pattern")
             return
         name = split_name(path)
         if name is not None and is_plain(*name):
-            self._packed.append((path, size, path))
+            self._packed.append((path, size, path, mark))
             return
         try:
             check_member(path)  # first, so that no name that is not UTF-8 gets into another message
@@ -112,13 +116,13 @@ class Files:
                 raise
             self._listing.bad.append(Bad(ascii(path), str(error)))
             return
-        self._packed.append((path, size, path))
+        self._packed.append((path, size, path, mark))
 
     def listing(self) -> Listing:
         """The samples, sorted by key. Raises ``SourceError`` when there is none."""
         if self._without_extension:
             self._refuse_without_extension()
-        samples = group(sorted(self._packed), dots=self._rules.dots).samples
+        samples = group(sorted(self._packed, key=_path), dots=self._rules.dots).samples
         if self._rules.labels == "dir":
             samples = self._labelled(samples)
         if not samples:

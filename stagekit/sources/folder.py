@@ -59,15 +59,15 @@ class FolderSource:
         return _Walk(self).listing()
 
     def read(self, sample: PlannedSample) -> Payload:
-        small = sum([size for _, size, _ in sample.fields]) <= SMALL
+        small = sum([size for _, size, _, _ in sample.fields]) <= SMALL
         follow = self.symlinks == "follow"
         payload: Payload = []
-        for name, size, ref in sample.fields:
+        for name, size, ref, mark in sample.fields:
             text = text_of(ref)
             if text is not None:
                 payload.append((name, size, (text,)))
                 continue
-            opened = OpenedLate(f"{self.path}/{ref}", size, follow)
+            opened = OpenedLate(f"{self.path}/{ref}", size, mark, follow=follow)
             payload.append((name, size, (opened.whole(),) if small else opened.checked()))
         return payload
 
@@ -78,14 +78,14 @@ class FolderSource:
         keys: list[str] = []
         payloads: list[bytes] = []
         for sample in samples:
-            name, size, ref = sample.fields[0]
+            name, size, ref, mark = sample.fields[0]
             single = len(sample.fields) == 1 and size <= _BATCHED and not ref.startswith(TEXT)
             if keys and (not single or name != batched or total + size > _BATCH_BYTES):
                 yield Batch(keys, batched, payloads)
                 keys, payloads, total = [], [], 0
             try:
                 if single:
-                    payloads.append(OpenedLate(f"{self.path}/{ref}", size, follow).whole())
+                    payloads.append(OpenedLate(f"{self.path}/{ref}", size, mark, follow=follow).whole())
                     keys.append(sample.key)
                     batched, total = name, total + size
                     continue
@@ -150,19 +150,20 @@ class _Walk:
                 files.add_directory(name)
                 self._walk(name, entry.path, above | {identity})
             elif stat.S_ISREG(info.st_mode):
-                files.add(name, info.st_size)
+                files.add(name, info.st_size, info.st_mtime_ns)
             else:
                 files.skip("sockets, pipes and devices")
 
 
 class OpenedLate:
-    """One file that must still be what it was when it was listed."""
+    """One file that must still be what it was when it was listed. ``mark`` is its time of change then, in nanoseconds, if known."""
 
-    __slots__ = ("_flags", "_path", "_size")
+    __slots__ = ("_flags", "_mark", "_path", "_size")
 
-    def __init__(self, path: str, size: int, follow: bool) -> None:
+    def __init__(self, path: str, size: int, mark: int | str | None, *, follow: bool) -> None:
         self._path = path
         self._size = size
+        self._mark = mark
         self._flags = _FOLLOW if follow else _STAY
 
     def whole(self) -> bytes:
@@ -171,14 +172,14 @@ class OpenedLate:
         try:
             descriptor = os.open(self._path, self._flags)
             try:
-                before = os.fstat(descriptor)
                 data = os.read(descriptor, size + 1)
                 after = os.fstat(descriptor)
             finally:
                 os.close(descriptor)
         except OSError:
             return self._whole()
-        if len(data) == size == after.st_size and before.st_mtime_ns == after.st_mtime_ns and stat.S_ISREG(before.st_mode):
+        # Not written to since it was listed, so not while it was read either: one look is enough.
+        if len(data) == size == after.st_size and after.st_mtime_ns == self._mark and stat.S_ISREG(after.st_mode):
             return data
         return self._whole()
 
@@ -234,6 +235,8 @@ class OpenedLate:
                 raise self._error("it was a file when the folder was listed and is none any more")
             if info.st_size != self._size:
                 raise self._changed(info.st_size)
+            if self._mark is not None and info.st_mtime_ns != self._mark:
+                raise self._error("it was written to after the folder was listed")
         except BaseException:
             os.close(descriptor)
             raise

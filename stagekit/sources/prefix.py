@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..config import StoreConfig
 from ..errors import Conflict, Denied, InvalidReply, NotFound, SourceError
 from ..location import Location
-from ..shards.plan import PlannedSample
+from ..shards.plan import PlannedField, PlannedSample
 from ..store import open_store
 from ..store.base import Data, Store
 from ..transfer.fetch import fetch_pieces
@@ -53,7 +53,7 @@ class PrefixSource:
             if info.key.endswith("/"):
                 continue
             if self._enter(files, info.key, entered, refused):
-                files.add(info.key, info.size)
+                files.add(info.key, info.size, info.etag)
         return files.listing()
 
     def _enter(self, files: Files, key: str, entered: set[str], refused: set[str]) -> bool:
@@ -81,26 +81,39 @@ class PrefixSource:
             if text is not None:
                 payload.append((planned.field, planned.size, (text,)))
             elif small:
-                payload.append((planned.field, planned.size, (self._whole(store, planned.ref, planned.size),)))
+                payload.append((planned.field, planned.size, (self._whole(store, planned),)))
             else:
-                payload.append((planned.field, planned.size, self._pieces(store, planned.ref, planned.size)))
+                payload.append((planned.field, planned.size, self._pieces(store, planned)))
         return payload
 
-    def _whole(self, store: Store, key: str, size: int) -> Data:
+    def _whole(self, store: Store, planned: PlannedField) -> Data:
+        key = planned.ref
         try:
-            data = store.get(key)
+            try:
+                data = store.get(key, if_match=_etag(planned))
+            except Conflict:
+                info = store.head(key)
+                if info.size != planned.size or info.etag is not None:
+                    raise
+                data = store.get(key)  # a store that tells etags in its listings alone
+        except Conflict as error:
+            if info.size != planned.size:
+                raise self._changed(key, planned.size, info.size) from error
+            raise self._error(key, error) from error
         except (NotFound, Denied) as error:
             raise self._error(key, error) from error
-        if len(data) != size:
-            raise self._changed(key, size, len(data))
+        if len(data) != planned.size:
+            raise self._changed(key, planned.size, len(data))
         return data
 
-    def _pieces(self, store: Store, key: str, size: int) -> Iterator[Data]:
+    def _pieces(self, store: Store, planned: PlannedField) -> Iterator[Data]:
+        key, size = planned.ref, planned.size
         try:
             info = store.head(key)
             if info.size != size:
                 raise self._changed(key, size, info.size)
-            yield from fetch_pieces(store, key, size=size, etag=info.etag)
+            listed = _etag(planned)
+            yield from fetch_pieces(store, key, size=size, etag=listed if listed and info.etag else info.etag)
         except (NotFound, Denied, Conflict, InvalidReply) as error:
             raise self._error(key, error) from error
 
@@ -110,7 +123,7 @@ class PrefixSource:
         elif isinstance(error, Denied):
             reason = f"it may not be read ({error})"
         else:
-            reason = "it was replaced while it was read"
+            reason = "it was replaced after the source was listed"
         return self._source_error(key, reason)
 
     def _changed(self, key: str, size: int, found: int) -> SourceError:
@@ -123,3 +136,8 @@ class PrefixSource:
             f"reading {self.location / key}: {reason}; run again once the source stands still, or with --on-bad skip to count such "
             "objects and go on"
         )
+
+
+def _etag(planned: PlannedField) -> str | None:
+    """The etag that the object had when it was listed, where the store told one."""
+    return planned.mark if isinstance(planned.mark, str) else None

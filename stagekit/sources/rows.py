@@ -208,7 +208,7 @@ class RowSource:
         payload: Payload = []
         for name, value, size in listed:
             if isinstance(value, InFile):
-                opened = OpenedLate(value.path, size, True)
+                opened = OpenedLate(value.path, size, None, follow=True)
                 payload.append((name, size, (opened.whole(),) if small else opened.checked()))
             else:
                 payload.append((name, size, (value,)))

@@ -283,6 +283,7 @@ SMALL, LARGE = 1000, 9 * 2**20
     [
         (lambda path: path.write_bytes(b"x" * (path.stat().st_size - 1)), "it shrank from"),
         (lambda path: path.write_bytes(b"x" * (path.stat().st_size + 1)), "it grew from"),
+        (lambda path: os.utime(path, ns=(1, 1)), "it was written to after the folder was listed"),
         (lambda path: path.unlink(), "is gone"),
         (lambda path: (path.unlink(), path.mkdir()), "none any more"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "none any more"),
@@ -300,9 +301,9 @@ def test_a_file_that_changed_since_the_listing_is_named(tmp_path: Path, size: in
 def test_a_large_file_is_watched_while_it_is_read(tmp_path: Path) -> None:
     path = write(tmp_path, {"a.bin": b"x" * LARGE}) / "a.bin"
     source = folder(tmp_path)
-    (sample,) = source.listing().samples
 
     def read(change: object) -> None:
+        (sample,) = source.listing().samples
         (payload,) = source.read(sample)
         pieces = iter(payload[2])
         next(pieces)
