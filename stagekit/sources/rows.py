@@ -531,11 +531,12 @@ class _Scan:
             if row_number >= next_place and begin != last:
                 places.append(Place(begin, line, row_number, row_number))
                 next_place = row_number + _EVERY
-                self._note_lengths(part, row_number, lengths)
-                lengths.clear()
             last = begin
             append(len(row))  # type: ignore[arg-type]  # such a table has no bad rows before they are parsed
             row_number += 1
+            if not row_number % _EVERY:
+                self._note_lengths(part, row_number, lengths)
+                lengths.clear()
         self._note_lengths(part, row_number, lengths)
         self._identity.update(f"{row_number}\n".encode())
         return row_number
