@@ -271,20 +271,16 @@ def go(job: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def watched(cache_dir: Path) -> Iterator[list[int]]:
-    """How much the directory held, looked at again and again."""
+    """How much the directory held, looked at again and again, each time between two changes: files are renamed while one looks."""
     seen: list[int] = []
     over = threading.Event()
+    look = Cache(cache_dir, 2**40, dataset="00" * 32, largest_block=1)._open()
 
     def watch() -> None:
-        while not over.is_set():
-            size = 0
-            for path in cache_dir.rglob("*"):
-                try:
-                    size += path.stat().st_size if path.is_file() and path.name != "ledger" else 0
-                except FileNotFoundError:
-                    continue
-            seen.append(size)
-            time.sleep(0.001)
+        while not over.wait(0.002):
+            with look.locked() as ledger:
+                seen.append(total(cache_dir))
+                assert seen[-1] <= ledger.held
 
     thread = threading.Thread(target=watch)
     thread.start()
