@@ -32,6 +32,7 @@ Where Python already has a word for what happened, the class is that as well, so
     ├── DoubleSplit                         a framework split the data a second time
     ├── StateMismatch                       a loader state that belongs to other data or another order
     ├── StallTimeout (TimeoutError)         no data for longer than the caller wants to wait
+    ├── WorkerDied (RuntimeError)           a worker process ended in the middle of its work
     ├── CheckpointError                     saving or restoring a run's state
     │   ├── DamagedCheckpoint               a committed checkpoint whose files are not what its manifest says
     │   ├── NoValidCheckpoint               checkpoints exist and none is whole
@@ -189,6 +190,10 @@ class StateMismatch(StagekitError):
 
 class StallTimeout(StagekitError, TimeoutError):
     """No data for longer than the caller wants to wait."""
+
+
+class WorkerDied(StagekitError, RuntimeError):
+    """A worker process ended in the middle of its work, killed or by itself. The message says how."""
 
 
 class CheckpointError(StagekitError):

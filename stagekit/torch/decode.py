@@ -61,6 +61,10 @@ class Decoder:
                 self._functions[field] = self._choose(field)
         self.active = self._learns or any(self._functions.values())
 
+    def __reduce__(self) -> tuple[type[Decoder], tuple[Decode, tuple[str, ...] | None]]:
+        # Some functions are made here, and could not be sent.
+        return Decoder, (self._decode, None if self._learns else tuple(self._functions))
+
     def _choose(self, field: str) -> Function | None:
         last = field.rpartition(".")[2]
         if isinstance(self._decode, Mapping):

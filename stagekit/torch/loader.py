@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Protocol
 
 import torch
@@ -19,13 +20,13 @@ from ..stream.mix import Mix, MixReader
 from ..stream.reader import OnBad, Reader
 from ..stream.tars import TarReader, Tars
 from ..units import format_count
+from .batches import Assembly, Collate, together
 from .collate import collate as default_collate
 from .decode import Decode
 from .pipeline import Ahead, Pipeline
 from .plan import AnyReader, Made, Plan, Receipt, Source, Transform, receipt_of
 from .ranks import check_ranks, find_ranks, ranks_known
-
-Collate = Callable[[Sequence[Any]], Any]
+from .workers import Workers
 
 _AHEAD = 8  # batches that only have to be put together
 
@@ -65,6 +66,9 @@ class StreamLoader:
     :param transform: called with each decoded sample, in a thread; returns the sample to use, or ``None`` to drop it
     :param collate: called with a batch's list of samples
     :param threads: that decode, transform and collate; 0 does it in the calling thread
+    :param workers: processes that do it instead, for a transform in which Python itself is busy (most of PIL, numpy and torch lets threads
+        run, and threads start at once). ``transform``, ``decode`` and ``collate`` are sent to them, so they must be picklable. ``random``,
+        ``numpy.random`` and torch are seeded there for each batch. They are started with an iteration, and end with it
     :param rank, world_size: default: the process group's when iteration begins, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1
     :param virtual_ranks: cut the data for this many ranks, of which each real one reads an equal number; the global batches are then the
         same for every world size that divides it, as long as ``batch_size`` times world size is
@@ -88,6 +92,7 @@ class StreamLoader:
         transform: Transform | None = None,
         collate: Collate = default_collate,
         threads: int = 4,
+        workers: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
         virtual_ranks: int | None = None,
@@ -108,6 +113,8 @@ class StreamLoader:
             raise UsageError(f"batch_size: {batch_size} is below 1")
         if threads < 0:
             raise UsageError(f"threads: {threads} is below 0")
+        if workers < 0:
+            raise UsageError(f"workers: {workers} is below 0")
         if virtual_ranks is not None and virtual_ranks < 1:
             raise UsageError(f"virtual_ranks: {virtual_ranks} is below 1")
         check_ranks(rank, world_size)
@@ -134,8 +141,8 @@ class StreamLoader:
             store=store,
             on_event=on_event,
         )
-        self._collate = collate
-        self._threads = threads
+        self._assembly = Assembly(collate, batch_size, drop_last)
+        self._threads, self._workers = threads, workers
         self._rank, self._world_size = rank, world_size
         self._pin = pin_memory and torch.cuda.is_available()
         self._position = Position()
@@ -243,7 +250,7 @@ class StreamLoader:
         reader = source.reader
         ended = False
         total, taken, delivered, waited_s, began = Made(), 0, 0, 0.0, time.monotonic()
-        work = self._work(source, reader)
+        work = self._work(source, reader, position)
         made = iter(work) if work is not None else (self._assemble([plan.make(group)], source) for group in source)
         try:
             for batch, counts in made:
@@ -262,7 +269,7 @@ class StreamLoader:
                 taken += 1
                 position = position.advanced(shares, per_share)
                 self._position = position
-                yield batch
+                yield _pinned(batch) if self._pin and self._workers else batch
                 began = time.monotonic()
             ended = True
         finally:
@@ -311,45 +318,38 @@ class StreamLoader:
         reader = plan.reader(position.epoch, own, per_share)
         return _Batches(plan, reader, own, per_share, count, epoch=position.epoch)
 
-    def _work(self, source: _Batches | _TarBatches, reader: AnyReader) -> _Work | None:
+    def _work(self, source: _Batches | _TarBatches, reader: AnyReader, position: Position) -> _Work | None:
         """What makes batches of ``source`` ahead of the trainer; ``None`` when it is to wait for each."""
-        plan = self._plan
+        make = self._plan.make
+        if self._workers:
+            rank, _ = find_ranks(self._rank, self._world_size)
+            text = f"{self._plan.seed} {position.epoch} {rank}"
+            return Workers(
+                source,
+                make,
+                self._assembly,
+                count=self._workers,
+                seed=lambda number: int.from_bytes(sha256(f"{text} {position.batches + number}".encode()).digest()[:8], "little"),
+                filler=source.filler,
+                stop_groups=reader.close,
+            )
         if not self._threads:
             return None
-        if plan.plain and self._collate is default_collate:
-            return Ahead((self._assemble([plan.make(group)], source) for group in source), ahead=_AHEAD, stop=reader.close)
+        if make.plain and self._assembly.collate is default_collate:
+            return Ahead((self._assemble([make(group)], source) for group in source), ahead=_AHEAD, stop=reader.close)
         return Pipeline(
             source,
-            plan.make,
+            make,
             lambda parts: self._assemble(parts, source),
             threads=self._threads,
-            cut=not plan.plain,
+            cut=not make.plain,
             stop_groups=reader.close,
         )
 
     def _assemble(self, parts: Sequence[Made], source: _Batches | _TarBatches) -> tuple[Any, Made]:
-        """One batch, padded and masked where that was asked for, and the counts of what went into it."""
-        made = Made()
-        for part in parts:
-            made.add(part)
-        samples = made.samples
-        real = len(samples)
-        if not self.drop_last and real < self.batch_size:
-            filler = samples[-1] if real else source.filler()
-            if not isinstance(filler, dict):
-                raise UsageError(
-                    f"drop_last=False needs samples that are dicts, and transform returned {type(filler).__name__}: pads are told "
-                    "by their key. Return a dict, or use drop_last=True"
-                )
-            samples = samples + [{**filler, "__key__": ""}] * (self.batch_size - real)
-        if not samples:
-            raise UsageError(
-                f"every sample of a batch of {self.batch_size} was dropped or skipped, so there is nothing to put together; "
-                "use drop_last=False to get such a batch masked, or drop less"
-            )
-        batch = self._collate(samples)
-        if not self.drop_last and isinstance(batch, dict):
-            batch["__mask__"] = torch.arange(self.batch_size) < real
+        """One batch, and the counts of what went into it."""
+        made = together(parts)
+        batch = self._assembly(made.samples, source.filler)
         return (_pinned(batch) if self._pin else batch), made
 
 

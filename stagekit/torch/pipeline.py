@@ -17,13 +17,14 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 _JOIN_S = 2.0
-_running: weakref.WeakSet[Pipeline[Any, Any, Any] | Ahead[Any]] = weakref.WeakSet()
+running: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Work that is to be closed before the interpreter ends: objects with ``process`` (whose they are) and ``close()``."""
 
 
 @atexit.register
 def _close_running() -> None:
     """Stop what a script left in the middle when it ended: torch aborts the process when its threads are stopped by the interpreter."""
-    for pipeline in list(_running):
+    for pipeline in list(running):
         if pipeline.process == os.getpid():  # a forked child has a copy whose threads, and perhaps locks, belong to the parent
             pipeline.close()
 
@@ -51,7 +52,7 @@ class Ahead(Generic[Result]):
         lock = threading.Lock()
         self._filled, self._drained = threading.Condition(lock), threading.Condition(lock)
         self._thread = threading.Thread(target=self._make, name="stagekit-read", daemon=True)
-        _running.add(self)
+        running.add(self)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Result]:
@@ -75,7 +76,7 @@ class Ahead(Generic[Result]):
 
     def close(self) -> None:
         """Stop, and drop what was not taken. May be called twice."""
-        _running.discard(self)
+        running.discard(self)
         with self._drained:
             self._stopped = self._over = True
             self._made.clear()
@@ -157,7 +158,7 @@ class Pipeline(Generic[T, Part, Result]):
         self._stopped = False
         self._threads = [threading.Thread(target=self._feed, name="stagekit-read", daemon=True)]
         self._threads += [threading.Thread(target=self._serve, name=f"stagekit-decode-{i}", daemon=True) for i in range(threads)]
-        _running.add(self)
+        running.add(self)
         for thread in self._threads:
             thread.start()
 
@@ -182,7 +183,7 @@ class Pipeline(Generic[T, Part, Result]):
 
     def close(self) -> None:
         """Stop, and drop what was not taken. May be called twice."""
-        _running.discard(self)
+        running.discard(self)
         self._stopped = True
         self._stop_groups()
         self._room.release()

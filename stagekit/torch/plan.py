@@ -85,6 +85,54 @@ class Made:
         self.reasons += other.reasons
 
 
+@dataclass(frozen=True)
+class Maker:
+    """Decodes and transforms raw samples, in any thread and in worker processes. ``source`` is what messages call the data."""
+
+    decoder: Decoder
+    transform: Transform | None
+    on_bad: OnBad
+    source: str
+
+    @property
+    def plain(self) -> bool:
+        """Whether samples are handed out as they were read."""
+        return self.transform is None and not self.decoder.active
+
+    def __call__(self, samples: Sequence[Sample | None]) -> Made:
+        """Decode and transform. ``None`` stands for a sample that the reader skipped (and counted)."""
+        made = Made()
+        if self.plain:
+            made.samples = [sample for sample in samples if sample is not None]
+            return made
+        decoder, transform = self.decoder, self.transform
+        for sample in samples:
+            if sample is None:
+                continue
+            key = sample["__key__"]
+            try:
+                value: Any = decoder(sample)
+            except ShardError as error:
+                if self.on_bad == "raise":
+                    raise
+                made.skipped += 1
+                made.reasons.append(str(error))
+                continue
+            if transform is not None:
+                try:
+                    value = transform(value)
+                except Exception as error:
+                    error.add_note(f"raised by transform for the sample {key!r} of {self.source}")
+                    raise
+                if value is None:
+                    made.dropped += 1
+                    continue
+                if isinstance(value, dict):
+                    value.setdefault("__key__", key)
+            made.samples.append(value)
+        return made
+
+
 class Plan:
     """A data set, the settings of its order, and the way from raw bytes to a sample.
 
@@ -142,8 +190,7 @@ class Plan:
                 where, cache_dir=cache_dir, cache_limit=cache_limit, store=config, allow_mount=allow_mount, on_event=on_event
             )
         self.shuffle, self.seed, self.window = bool(shuffle), seed, window
-        self.decoder = Decoder(decode, self.dataset.fields)
-        self.transform = transform
+        self.make = Maker(Decoder(decode, self.dataset.fields), transform, on_bad, str(self.dataset.location))
         self.connections = connections
         self.memory = parse_size(memory, name="memory")
         self.on_bad: OnBad = on_bad
@@ -244,44 +291,6 @@ class Plan:
         if state.window != self.window:
             self.window = state.window
             self._epochs = {}
-
-    @property
-    def plain(self) -> bool:
-        """Whether samples are handed out as they were read."""
-        return self.transform is None and not self.decoder.active
-
-    def make(self, samples: Sequence[Sample | None]) -> Made:
-        """Decode and transform. ``None`` stands for a sample that the reader skipped (and counted). Runs in any thread."""
-        made = Made()
-        if self.plain:
-            made.samples = [sample for sample in samples if sample is not None]
-            return made
-        decoder, transform = self.decoder, self.transform
-        for sample in samples:
-            if sample is None:
-                continue
-            key = sample["__key__"]
-            try:
-                value: Any = decoder(sample)
-            except ShardError as error:
-                if self.on_bad == "raise":
-                    raise
-                made.skipped += 1
-                made.reasons.append(str(error))
-                continue
-            if transform is not None:
-                try:
-                    value = transform(value)
-                except Exception as error:
-                    error.add_note(f"raised by transform for the sample {key!r} of {self.dataset.location}")
-                    raise
-                if value is None:
-                    made.dropped += 1
-                    continue
-                if isinstance(value, dict):
-                    value.setdefault("__key__", key)
-            made.samples.append(value)
-        return made
 
     def report(self, receipt: Receipt) -> None:
         """Tell what an epoch delivered: to ``on_event``, and as a warning when samples were skipped."""

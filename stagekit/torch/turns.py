@@ -38,7 +38,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._fd = _anonymous_file()
+        self._fd = anonymous_file("stagekit-epochs")
         self._close = weakref.finalize(self, os.close, self._fd)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Turns:
         if "fd" in state:
             self._fd = state["fd"].detach()
         else:
-            self._fd = _anonymous_file()
+            self._fd = anonymous_file("stagekit-epochs")
             self._write({**state["book"], "turns": []})
         self._close = weakref.finalize(self, os.close, self._fd)
 
@@ -116,9 +116,10 @@ def _advance(book: dict[str, Any]) -> Turn:
     return turn
 
 
-def _anonymous_file() -> int:
+def anonymous_file(name: str) -> int:
+    """The descriptor of a file that no directory lists, so that nothing is left of it when the last process that has it ends."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("stagekit-epochs")
-    descriptor, name = tempfile.mkstemp(prefix="stagekit-epochs-")
-    os.unlink(name)
+        return os.memfd_create(name)
+    descriptor, path = tempfile.mkstemp(prefix=f"{name}-")
+    os.unlink(path)
     return descriptor
