@@ -31,7 +31,7 @@ from ..transfer.put import Stored, object_writer, part_size_for, put_object
 from .destination import stored_sha256
 from .pace import Pace
 
-_THREADS = 4
+THREADS = 4  # parts on their way at once
 _REPORT_EVERY_S = 0.1
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})(-[0-9]+)?"?')
 
@@ -218,7 +218,7 @@ class _Work:
         with object_writer(
             store,
             name,
-            threads=1 if on_disk else _THREADS,
+            threads=1 if on_disk else THREADS,
             part_size=ShardBuilder.PIECE if on_disk else None,
             check=self._not_finished_by_another,
             digest=lambda: builder.result.sha256,

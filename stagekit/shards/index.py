@@ -200,7 +200,7 @@ class _Digests:
     The thread begins with the second piece, so a small shard has none, and ends by itself with the object or after ``finish``.
     """
 
-    _AHEAD = 8  # pieces that may wait: the memory they take is bounded, and reading is seldom held up
+    _AHEAD = 4  # pieces that may wait: the memory they take is bounded, and reading is seldom held up
 
     def __init__(self) -> None:
         self._hashing = _Hashing()
@@ -297,7 +297,7 @@ class ShardBuilder:
     go on.
     """
 
-    PIECE = 2**20  # a piece is still in the processor's cache when it is hashed and sent
+    PIECE = 4 * 2**20  # large enough that handing it to other threads costs nothing, small enough to stay in the processor's cache
 
     def __init__(self, *, block_size: int = BLOCK_SIZE) -> None:
         self._block_size = block_size

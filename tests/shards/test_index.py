@@ -236,7 +236,8 @@ def test_a_payload_without_an_end_is_not_read_for_ever() -> None:
 def test_all_pieces_but_the_last_have_one_size() -> None:
     builder = ShardBuilder()
     sizes = [len(part) for number in range(3000) for part in builder.sample(f"s{number}", [("txt", 2000, [b"x" * 2000])])]
-    sizes += [len(part) for part in builder.sample("large", [("bin", 5 * 2**20, [bytes(5 * 2**20)])])]
+    large = 5 * ShardBuilder.PIECE
+    sizes += [len(part) for part in builder.sample("large", [("bin", large, [bytes(large)])])]
     assert set(sizes) == {ShardBuilder.PIECE}
     last = [len(part) for part in builder.finish()]
     assert len(last) == 1
@@ -255,7 +256,8 @@ def test_the_digests_of_many_pieces_and_blocks() -> None:
 
 def test_a_builder_that_is_given_up_leaves_no_thread() -> None:
     builder = ShardBuilder()
-    assert len(list(builder.sample("large", [("bin", 5 * 2**20, [bytes(5 * 2**20)])]))) == 5
+    large = 5 * ShardBuilder.PIECE
+    assert len(list(builder.sample("large", [("bin", large, [bytes(large)])]))) == 5
     (hashing,) = (thread for thread in threading.enumerate() if thread.name == "stagekit-hash")
     del builder
     hashing.join(10)
