@@ -13,9 +13,9 @@ from .errors import ManifestError, NotFound
 from .histogram import Bucket, buckets, drawn
 from .parallel import each
 from .progress import Subscriber, ignore
-from .runs import catalog
+from .runs import catalog, known_runs, spool
 from .runs.catalog import Catalog
-from .runs.layout import CHECKPOINTS, RUN_JSON, Checkpoint, RunRecord, metrics_to_json, parse_reference
+from .runs.layout import CHECKPOINTS, RUN_JSON, Checkpoint, CheckpointName, RunRecord, metrics_to_json, parse_reference
 from .shards.index import index_from_bytes
 from .shards.manifest import MANIFEST, Manifest, ShardRecord, index_name
 from .store import Where, open_store
@@ -264,15 +264,52 @@ class CheckpointInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingInfo:
+    """A save that this machine holds and that is not in the bucket yet; ``error`` tells why, when that is known."""
+
+    step: int
+    rank: int
+    world_size: int
+    bytes: int
+    sender_lives: bool
+    error: str | None
+
+    @property
+    def line(self) -> str:
+        """The same for people."""
+        of = f" of rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
+        state = "its process lives" if self.sender_lives else "its process ended; the next start here, or stagekit teardown, sends it"
+        return f"step {self.step}{of}, {format_size(self.bytes)}, {state}" + (f": {self.error}" if self.error else "")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptInfo:
+    """An attempt without a commit: on its way, or given up. ``ranks`` are those other than 0 that have delivered."""
+
+    step: int
+    generation: int
+    ranks: tuple[int, ...]
+
+    @property
+    def line(self) -> str:
+        """The same for people."""
+        delivered = f", delivered by rank {', '.join(map(str, self.ranks))}" if self.ranks else ""
+        return f"step {self.step} (generation {self.generation}{delivered}): no commit, so it is on its way or its writer died"
+
+
+@dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a run holds. ``unfinished`` counts attempts that were never committed, ``damaged`` those whose manifest is unusable."""
+    """What a run holds. ``unfinished`` are attempts that were never committed, ``damaged`` those whose manifest is unusable. ``pending``
+    is what this machine, and no other, has not sent yet.
+    """
 
     url: str
     created_s: float | None
     checkpoints: tuple[CheckpointInfo, ...]
     bytes: int
-    unfinished: int
+    unfinished: tuple[AttemptInfo, ...]
     damaged: tuple[str, ...]
+    pending: tuple[PendingInfo, ...] = ()
     kind: Literal["run"] = field(default="run", init=False)
 
     @property
@@ -285,8 +322,8 @@ class RunInfo:
         for one in self.checkpoints:
             metrics = "".join(f", {name} {value:.6g}" for name, value in sorted(one.metrics.items()))
             lines.append(f"checkpoint @{one.step}: {format_size(one.bytes)}, {_plural(len(one.files), 'file')}{metrics}")
-        if self.unfinished:
-            lines.append(f"unfinished {self.unfinished} (on the way, or their writer died)")
+        lines.extend(f"pending    {one.line}" for one in self.pending)
+        lines.extend(f"unfinished {one.line}" for one in self.unfinished)
         lines.extend(f"damaged    {problem}" for problem in self.damaged)
         pickles = sorted({file.path for one in self.checkpoints for file in one.files if file.pickle})
         if pickles:
@@ -297,7 +334,8 @@ class RunInfo:
     def record(self) -> dict[str, Any]:
         """The same as plain values; checkpoints without their files."""
         checkpoints = [{key: value for key, value in one.record.items() if key != "files"} for one in self.checkpoints]
-        values = {name: getattr(self, name) for name in ("url", "kind", "created_s", "bytes", "unfinished")}
+        values = {name: getattr(self, name) for name in ("url", "kind", "created_s", "bytes")}
+        values |= {"unfinished": [asdict(one) for one in self.unfinished], "pending": [asdict(one) for one in self.pending]}
         return {**values, "damaged": list(self.damaged), "checkpoints": checkpoints}
 
 
@@ -394,9 +432,25 @@ def _run_info(opened: Store) -> RunInfo:
         created_s,
         tuple(_checkpoint_info(url, checkpoint) for checkpoint in checkpoints),
         stored_bytes(checkpoints),
-        len(found.uncommitted),
+        tuple(AttemptInfo(name.step, name.generation, _delivered(opened, name)) for name in reversed(found.uncommitted)),
         tuple(str(error) for _, error in reversed(found.damaged)),
+        tuple(_pending(url)),
     )
+
+
+def _delivered(store: Store, name: CheckpointName) -> tuple[int, ...]:
+    """The ranks whose part of the attempt ``name`` is in the bucket."""
+    texts = (info.key.rpartition("/rank-")[2].removesuffix(".json") for info in store.list(f"{name.folder}parts/"))
+    return tuple(sorted(int(text) for text in texts if text.isascii() and text.isdecimal()))
+
+
+def _pending(url: str) -> Iterator[PendingInfo]:
+    """What this machine has pinned for the run and not sent."""
+    spools = {spool.default_dir(), *(path for known in known_runs() if known.url == url for path in known.spools)}
+    for directory in sorted(spools):
+        for entry in spool.pending(directory):
+            if entry.run == url and entry.dropped is None:
+                yield PendingInfo(entry.step, entry.rank, entry.world_size, entry.size_bytes, spool.is_alive(entry), entry.error)
 
 
 def _checkpoint_info(run_url: str, checkpoint: Checkpoint) -> CheckpointInfo:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from .config import StoreConfig
 from .contents import checkpoint_at, kind_of, nothing
 from .dataset import with_shards
-from .errors import CheckpointError, OutOfSpace, UsageError
+from .errors import CheckpointError, ManifestError, OutOfSpace, StoreError, UsageError
 from .mounts import refuse_mount
 from .parallel import each
 from .progress import Message, Progress, Subscriber, ignore
@@ -46,6 +46,8 @@ class Pulled:
     @property
     def line(self) -> str:
         """One sentence for people."""
+        if not self.files:
+            return f"{self.url}: nothing was pulled"
         there = "" if self.fetched_bytes == self.bytes else f", {format_size(self.bytes - self.fetched_bytes)} of it was there already"
         return f"{self.url} is in {self.directory}: {format_count(self.files)} files, {format_size(self.bytes)}, every byte verified{there}"
 
@@ -73,14 +75,20 @@ def pull(
     store: StoreConfig | None = None,
     threads: int = 8,
     allow_mount: bool = False,
+    strict: bool = False,
+    allow_fresh: bool = False,
     on_event: Subscriber = ignore,
 ) -> Pulled:
     """Copy a checkpoint (``RUN``, ``RUN@latest``, ``RUN@best``, ``RUN@1200``) or a data set to a new or empty local directory.
 
     ``directory`` appears complete and verified, or not at all. It is never overwritten and nothing in it is deleted: one that holds the
     same files already is left as it is, and one that holds anything else is refused. A checkpoint that turns out damaged is told
-    as a warning and the next older one is taken, unless a step was named. A data set's pull that was killed goes on in ``.NAME.pull``
+    as a warning and the next older one is taken, unless a step was named or ``strict`` is set.
+    A data set's pull that was killed goes on in ``.NAME.pull``
     beside the target when it is repeated, and fetches no verified file again.
+
+    A run that has no checkpoint yet, or cannot be seen, or has none that is whole, raises, so that a script stops before it trains from
+    scratch. ``allow_fresh`` accepts that with a warning: nothing is copied, and ``step`` of the result is ``None``.
 
     Raises ``OutOfSpace`` before the first byte when the disk is too small, ``MountRefused`` for a mounted bucket, ``BadDigest`` for an
     object that is not what its manifest says, ``CheckpointError`` for a step that is not there.
@@ -96,15 +104,21 @@ def pull(
     if isinstance(where, str):
         url, selector = parse_reference(where)
     opened = open_store(url, store, on_event=on_event)
-    kind = kind_of(opened)
-    if kind == "run":
-        return _pull_checkpoint(opened, selector, target, threads, on_event)
-    if kind == "dataset":
-        return _pull_dataset(opened, target, store, threads, on_event)
-    raise nothing(opened, "pulling")
+    try:
+        kind = kind_of(opened)
+        if kind == "run":
+            return _pull_checkpoint(opened, selector, target, threads, strict, on_event)
+        if kind is None:
+            raise nothing(opened, "pulling")
+    except (StoreError, CheckpointError, ManifestError) as error:
+        if not allow_fresh:
+            raise
+        on_event(Message(f"nothing is pulled, and training starts from scratch, as --allow-fresh says, although {error}", "warning"))
+        return Pulled(str(opened.location), "checkpoint", str(target), 0, 0, 0)
+    return _pull_dataset(opened, target, store, threads, on_event)
 
 
-def _pull_checkpoint(store: Store, selector: Selector, target: Path, threads: int, on_event: Subscriber) -> Pulled:
+def _pull_checkpoint(store: Store, selector: Selector, target: Path, threads: int, strict: bool, on_event: Subscriber) -> Pulled:
     if _is_filled(target):
         checkpoint = checkpoint_at(store, selector)
         name = f"{store.location}@{checkpoint.step}"
@@ -112,7 +126,7 @@ def _pull_checkpoint(store: Store, selector: Selector, target: Path, threads: in
         _already_there(pieces, target, name, on_event)
         fetched = 0
     else:
-        restored = restore(store, target, selector, threads=threads, on_event=on_event)
+        restored = restore(store, target, selector, strict=strict, threads=threads, on_event=on_event)
         if restored is None:
             raise CheckpointError(f"pulling {store.location}: the run has no checkpoint yet")
         checkpoint, name = restored, f"{store.location}@{restored.step}"

@@ -35,6 +35,7 @@ def make_checkpoint(
     epoch: int | None = None,
     metrics: Mapping[str, float] = {},
     best: tuple[str, str] | None = None,
+    identity: Mapping[str, str | int] = {},
     commit: bool = True,
 ) -> CheckpointName:
     """One attempt, committed or not. ``shared`` names files whose bytes lie at another key of the run."""
@@ -45,6 +46,8 @@ def make_checkpoint(
             store.put(name.file_key(path), data)
         records.append(FileRecord(path, len(data), hashlib.sha256(data).hexdigest(), shared.get(path)))
     if commit:
-        manifest = CheckpointManifest(name, tuple(records), epoch=epoch, metrics=metrics, best=best, saved_s=1_700_000_100.0 + step)
+        manifest = CheckpointManifest(
+            name, tuple(records), epoch=epoch, metrics=metrics, identity=identity, best=best, saved_s=1_700_000_100.0 + step
+        )
         store.put(name.manifest_key, manifest.to_bytes())
     return name

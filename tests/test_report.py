@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from pathlib import Path
 
 import pytest
 
-from stagekit.errors import BucketNotFound, CheckpointError, Denied, ManifestError
+from stagekit.errors import BucketNotFound, CheckpointError, Denied, ManifestError, UploadFailed
+from stagekit.progress import ignore
 from stagekit.report import CheckpointInfo, DatasetInfo, Entry, RunInfo, info, ls
+from stagekit.runs import Run
 from stagekit.runs.layout import RUN_JSON
+from stagekit.runs.sync import SyncSettings
 from stagekit.shards.manifest import MANIFEST
 from stagekit.store.base import WrappedStore
 from stagekit.store.memory import MemoryStore
@@ -147,18 +151,43 @@ def test_a_run_is_described_and_its_pickles_are_named(url: str) -> None:
     make_checkpoint(store, 300, {"x": b"x"}, commit=False)
     found = info(url)
     assert isinstance(found, RunInfo)
-    assert (found.bytes, found.unfinished, found.created_s) == (102, 1, 1_700_000_000.0)
+    assert (found.bytes, [one.step for one in found.unfinished], found.created_s) == (102, [300], 1_700_000_000.0)
     text = "\n".join(found.lines)
     for words in (
         "2 checkpoints",
         "newest     step 200, epoch 2",
         "@100: 101 B, 2 files, loss nan",
-        "unfinished 1",
+        "unfinished step 300 (generation 1): no commit, so it is on its way or its writer died",
         "pickles    optimizer.pt",
     ):
         assert words in text
     record = json.loads(json.dumps(found.record, allow_nan=False))
     assert record["checkpoints"][0]["metrics"] == {"loss": "nan"}
+
+
+def test_a_run_tells_what_this_machine_holds_and_which_ranks_are_late(url: str, tmp_path: Path) -> None:
+    store = MemoryStore(url)
+    settings = SyncSettings(parts_timeout_s=0.05, sleep=lambda _: None)
+    ranks = [Run(url, rank=rank, world_size=3, spool_dir=tmp_path / f"{rank}", settings=settings, on_event=ignore) for rank in range(3)]
+    session = ranks[0].session()
+    ranks[1].join(session)
+    for rank in (1, 0):
+        with ranks[rank].checkpoint(step=7) as directory:
+            (directory / f"rng-{rank}.pt").write_bytes(b"x")
+        if rank:
+            ranks[1].drain()
+    with pytest.raises(UploadFailed):
+        ranks[0].drain()
+    found = info(url)
+    assert isinstance(found, RunInfo)
+    text = "\n".join(found.lines)
+    assert "pending    step 7 of rank 0 of 3, 1 B, its process lives: step 7 stays uncommitted: rank 2 of 3 did not deliver" in text
+    assert "unfinished step 7 (generation 1, delivered by rank 1): no commit" in text
+    assert json.loads(json.dumps(found.record))["pending"][0]["step"] == 7
+    with pytest.raises(UploadFailed):
+        ranks[0].close()
+    ranks[1].close()
+    assert list(store.list("checkpoints/")), "and telling changed nothing"
 
 
 def test_a_checkpoint_is_described_file_by_file(url: str) -> None:

@@ -12,7 +12,18 @@ import pytest
 
 from stagekit import mounts
 from stagekit.dataset import Dataset
-from stagekit.errors import BadDigest, CheckpointError, ManifestError, MountRefused, NoValidCheckpoint, OutOfSpace, Unreachable, UsageError
+from stagekit.errors import (
+    BadDigest,
+    CheckpointError,
+    DamagedCheckpoint,
+    Denied,
+    ManifestError,
+    MountRefused,
+    NoValidCheckpoint,
+    OutOfSpace,
+    Unreachable,
+    UsageError,
+)
 from stagekit.progress import Event, Message, Progress
 from stagekit.report import ls
 from stagekit.staging import pull
@@ -112,7 +123,30 @@ def test_a_damaged_checkpoint_leaves_nothing_and_the_older_one_is_taken_unless_a
     assert any("step 200" in text and "model.pt" in text for text in warnings)
     with pytest.raises(NoValidCheckpoint, match=r"model\.pt"):
         pull(f"{url}@200", tmp_path / "b")
+    with pytest.raises(DamagedCheckpoint, match=r"model\.pt"):
+        pull(url, tmp_path / "b", strict=True)
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_going_on_without_a_checkpoint_is_a_decision_that_has_to_be_told(url: str, tmp_path: Path) -> None:
+    make_run(MemoryStore(url))
+    events: list[Event] = []
+    for error in (None, Denied("listing: forbidden"), Unreachable("no answer")):
+        store = FaultStore(MemoryStore(url))
+        if error is not None:
+            store.fail("head", error, times=None)
+            with pytest.raises(type(error)):
+                pull(store, tmp_path / "x")
+        pulled = pull(store, tmp_path / "x", allow_fresh=True, on_event=events.append)
+        assert (pulled.files, pulled.step) == (0, None)
+        assert pulled.line == f"{url}: nothing was pulled"
+    texts = [event.text for event in events if isinstance(event, Message)]
+    assert [text.partition("although ")[2] for text in texts] == [
+        f"pulling {url}: the run has no checkpoint yet",
+        "listing: forbidden",
+        "no answer",
+    ]
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_run_without_a_checkpoint_and_a_place_without_anything_say_so(url: str, tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ class Run(runs.Run):
         ``weights_only=True``, and ``"loader"`` becomes ``loader.json``. Saving in the middle of an epoch needs a loader that can go on
         there, and a boundary between batches: ``StreamLoader`` tells it by itself, with any other loader call ``step()`` after each batch.
 
-        SIGTERM stops the loop at the next such boundary, with ``every`` or without: it saves, sends the newest state first, and exits with 143 within ``grace_s``.
+        SIGTERM stops the loop at the next such boundary, with ``every`` or without. The loop then saves,
+        sends the newest state first, and exits with 143 within ``grace_s``.
 
         With several ranks every rank runs this loop, after the process group was made. Rank 0 saves ``state``, every rank its generators.
         """

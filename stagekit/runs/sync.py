@@ -131,6 +131,7 @@ class Uploader:
         self._counter = 0
         self._verified: CheckpointName | None = None
         self._safe_since_s: float = settings.clock()
+        self._sent_s: float | None = None
         self._noted: CheckpointName | None = None
         self._commits = 0
         self._unpruned = 0
@@ -365,6 +366,11 @@ class Uploader:
         return f"a crash now loses {format_duration(max(0.0, self._settings.clock() - self._safe_since_s))}"
 
     @property
+    def sent_s(self) -> float | None:
+        """How long it took to send the last save and to verify it; ``None`` before the first."""
+        return self._sent_s
+
+    @property
     def held(self) -> lease.Lease | None:
         """The lease this process holds, if it has written."""
         return self._lease
@@ -469,8 +475,10 @@ class Uploader:
                 if job is not None:
                     job.upload.state = "sending"
             if job is not None:
+                began_s = self._settings.monotonic()
                 try:
                     self._send(job)
+                    self._sent_s = self._settings.monotonic() - began_s
                 except _Preempted:
                     continue  # a newer save goes first; what was sent of this one stays
                 except Exception as error:  # whatever it is, it must surface at the next call and not die with this thread

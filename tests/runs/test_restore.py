@@ -24,7 +24,7 @@ from stagekit.errors import (
 )
 from stagekit.progress import Progress
 from stagekit.runs import Run, catalog
-from stagekit.runs.layout import CheckpointName
+from stagekit.runs.layout import CheckpointName, seal, unseal
 from stagekit.runs.restore import restore, restore_checkpoint
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
@@ -282,6 +282,70 @@ def test_another_base_model_is_refused_and_other_differences_are_told(make_run: 
     assert not (tmp_path / "new").exists()
     assert make_run(base_model="org/base@1", world_size=2).restore(tmp_path / "new") is not None
     assert any("it was saved by 1 ranks, now there are 2" in text for text in events.texts("warning"))
+
+
+@pytest.mark.parametrize(
+    ("name", "saved", "words"),
+    [
+        ("dataset", "aa", "it was trained on the data set aa, now it is bb"),
+        ("torch", "0.1", "it was saved with torch 0.1, now it is "),
+        ("numpy", "0.1", "it was saved with numpy 0.1, now it is "),
+        ("code", "f00d", "it was saved by the code at commit f00d, now it is beef"),
+    ],
+)
+def test_whatever_a_checkpoint_was_made_with_is_compared(
+    store: FaultStore,
+    make_run: Make,
+    events: Events,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    saved: str,
+    words: str,
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("beef\n")
+    monkeypatch.chdir(tmp_path)
+    make_checkpoint(store, 1, {"model.pt": b"m"}, identity={name: saved})
+    run = make_run()
+    run.made_with(dataset="bb")
+    assert run.restore(tmp_path / "new") is not None
+    [told] = events.texts("warning")
+    assert words in told
+
+
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        (["../outside"], r"'\.\.' component"),
+        (["sub/../../outside"], r"'\.\.' component"),
+        (["/etc/outside"], "is absolute"),
+        (["model.pt", "Model.PT"], "differ in upper and lower case only"),
+        (["model.pt", "model.pt/outside"], "is a file and also the folder of"),
+        (["x" * 300], "is too long"),
+    ],
+)
+def test_a_hostile_manifest_is_refused_before_a_byte_is_written(store: FaultStore, tmp_path: Path, paths: list[str], words: str) -> None:
+    name = make_checkpoint(store, 1, {"model.pt": b"m"})
+    values = unseal(bytes(store.get(name.manifest_key)), "stagekit-checkpoint", 1, source="")
+    record = values["files"][0]
+    values["files"] = [{**record, "path": path, "object": name.file_key("model.pt")} for path in paths]
+    store.put(name.manifest_key, seal(values))
+    store.calls.clear()
+    with pytest.raises(NoValidCheckpoint, match=words):
+        restore(store, tmp_path / "below" / "new")
+    assert list(tmp_path.iterdir()) == []
+    assert not [call for call in store.calls if "/files/" in call.key]
+
+
+def test_a_size_that_no_disk_has_is_refused_before_a_byte_is_written(store: FaultStore, tmp_path: Path) -> None:
+    name = make_checkpoint(store, 1, {"model.pt": b"m"})
+    values = unseal(bytes(store.get(name.manifest_key)), "stagekit-checkpoint", 1, source="")
+    values["files"][0]["bytes"] = 10**18
+    store.put(name.manifest_key, seal(values))
+    with pytest.raises(OutOfSpace, match=r"it needs 1000 PB and the disk has"):
+        restore(store, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_restore_leaves_no_target(store: FaultStore, three: list[CheckpointName], tmp_path: Path) -> None:
