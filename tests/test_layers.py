@@ -52,6 +52,7 @@ LEVELS = {
     "torch": 5,
     "hooks": 5,
     # surface
+    "benchmark": 6,
     "demo": 6,
     "cli": 6,
     "": 7,  # the package itself, which names what is public

@@ -37,6 +37,7 @@ from .output import error_line
 
 # name → (module in this package, what it does). The sentence is the command's own first one, so that --help needs no import.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "bench": ("bench", "Tell what limits training on a data set from here: the link, the CPU, or the training step."),
     "demo": ("demo", "Show the whole path on real data: shard, stream, train, throw the machine away, resume."),
     "index": ("index", "Make existing WebDataset tars a data set, without rewriting them."),
     "info": ("info", "Tell what a data set, a run or a checkpoint holds."),

@@ -1,0 +1,50 @@
+"""``stagekit bench``."""
+
+from __future__ import annotations
+
+import click
+
+from ..config import StoreConfig
+from .options import DURATION, store_options
+from .output import Printer
+
+
+@click.command()
+@click.argument("url")
+@click.option("--step-ms", type=float, metavar="MS", help="What a training step takes on one batch, to compare with.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, metavar="N", help="Samples in a batch.")
+@click.option("--seconds", "seconds", type=DURATION, default="10s", show_default=True, metavar="TIME", help="How long to measure.")
+@click.option("--threads", type=click.IntRange(min=1), default=4, show_default=True, metavar="N", help="That decode.")
+@click.option("--connections", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Reads at the same time.")
+@click.option("--raw", is_flag=True, help="Hand out bytes instead of decoding them.")
+@store_options()
+def command(
+    url: str,
+    step_ms: float | None,
+    batch_size: int,
+    seconds: float,
+    threads: int,
+    connections: int,
+    raw: bool,
+    store: StoreConfig,
+    printer: Printer,
+) -> None:
+    """Tell what limits training on a data set from here: the link, the CPU, or the training step.
+
+    It measures for some seconds, writes nothing, and says whether to stream the data or to copy it here first. It needs PyTorch, with
+    which it reads as training does.
+    """
+    from ..benchmark import bench
+
+    report = bench(
+        url,
+        batch_size=batch_size,
+        step_ms=step_ms,
+        seconds=seconds,
+        decode=not raw,
+        threads=threads,
+        connections=connections,
+        store=store,
+        on_event=printer.on_event,
+    )
+    printer.data("\n".join(report.lines), {"event": "bench", **report.record})
