@@ -48,7 +48,7 @@ def keys(batches: Any) -> list[str]:
     return [key for batch in batches for key in batch["__key__"] if key]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(counts=st.lists(st.integers(1, 60), min_size=1, max_size=5))
 def test_every_beginning_of_a_blend_holds_each_source_in_proportion(counts: list[int]) -> None:
     blend = Blend(counts)
@@ -118,7 +118,7 @@ class TestProportions:
 
 
 class TestRanksAndResume:
-    @settings(max_examples=25)
+    @settings(max_examples=12)
     @given(
         weights=st.tuples(st.integers(1, 5), st.integers(1, 5)),
         samples=st.integers(20, 150),
@@ -138,7 +138,7 @@ class TestRanksAndResume:
         assert Counter(key for batches in ranks[1:] for key in keys(batches)) == Counter(keys(ranks[0]))
         assert len(keys(ranks[0])) == samples
 
-    @settings(max_examples=25)
+    @settings(max_examples=12)
     @given(stops=st.lists(st.integers(0, 6), min_size=1, max_size=4), threads=st.sampled_from([0, 2]))
     def test_any_number_of_stops_changes_nothing(self, web: Dataset, code: Dataset, stops: list[int], threads: int) -> None:
         mix = Mix({"web": web, "code": code}, weights=[2, 1], samples=50)

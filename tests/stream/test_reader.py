@@ -70,7 +70,7 @@ def expected(dataset: Dataset, intervals: Intervals, *, window: int = 4, shuffle
 
 
 class TestOrder:
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(data=st.data(), window=st.integers(1, 6), lanes=st.integers(1, 4), per_lane=st.integers(1, 9), shuffle=st.booleans())
     def test_each_lane_gives_its_samples_in_reading_order(
         self, data: st.DataObject, window: int, lanes: int, per_lane: int, shuffle: bool

@@ -131,7 +131,7 @@ class TestBatches:
         with pytest.warns(UserWarning, match=r"a batch of 2 on each of 3 ranks"):
             loader(store, 2, rank=0, world_size=3)
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(
         lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
         world=st.integers(1, 4),
@@ -241,7 +241,7 @@ class TestResume:
                     got += [plain(batch) for batch in second]
                 assert got == wanted
 
-    @settings(max_examples=40)
+    @settings(max_examples=20)
     @given(stops=st.lists(st.integers(0, 5), min_size=1, max_size=5), batch_size=st.integers(1, 8), threads=st.sampled_from([0, 2]))
     def test_any_number_of_stops(self, stops: list[int], batch_size: int, threads: int) -> None:
         store = a_store("stops", [9, 12, 4])
@@ -295,6 +295,37 @@ class TestResume:
         rest.load_state_dict(made.state_dict())
         assert sorted(real(first) + everything(list(rest))) == list(range(60))
         batches.close()  # type: ignore[attr-defined]
+
+    def test_eight_batches_that_are_ready_do_not_count(self, store: FaultStore) -> None:
+        ahead = threading.Semaphore(0)
+        store.act("get", lambda _: ahead.release(), "*.tar", times=None)
+        # A batch is a block, and only one more block than there are batches can be on its way.
+        made = loader(store, 3, shuffle=False, decode=None, threads=2, memory=3 * BLOCK)
+        batches = iter(made)
+        first = next(batches)
+        for _ in range(9):
+            assert ahead.acquire(timeout=30)
+        assert made.state_dict()["batches"] == 1
+        again = loader(store, 3, shuffle=False, decode=None, drop_last=False)
+        again.load_state_dict(made.state_dict())
+        keys = [key for batch in [first, *again] for key in batch["__key__"] if key]
+        assert keys == [f"{number:06d}" for number in range(60)]
+        batches.close()  # type: ignore[attr-defined]
+
+    def test_frameworks_that_count_batches_get_the_next_epoch(self, store: FaultStore) -> None:
+        """They never ask behind the last batch, and keep the iterator until they have another one."""
+        told: list[Event] = []
+        straight = loader(store)
+        wanted = [[plain(batch) for batch in straight] for _ in range(3)]
+        made, got = loader(store, on_event=told.append), []
+        for _ in range(3):
+            batches = iter(made)
+            got.append([plain(next(batches)) for _ in range(len(made))])
+        assert got == wanted
+        assert made.receipt is not None
+        assert made.receipt.complete
+        del batches
+        assert [one.text.split(":")[0] for one in told if isinstance(one, Message)] == ["epoch 0", "epoch 1", "epoch 2"]
 
     def test_a_state_at_the_end_of_an_epoch_and_before_the_first_batch(self, store: FaultStore) -> None:
         made = loader(store, 10)

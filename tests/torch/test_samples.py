@@ -125,7 +125,7 @@ class TestAlone:
 
 
 class TestState:
-    @settings(max_examples=40)
+    @settings(max_examples=15)
     @given(stops=st.lists(st.integers(0, 40), min_size=1, max_size=4), world=st.integers(1, 3))
     def test_any_number_of_stops_changes_nothing(self, directory: Path, stops: list[int], world: int) -> None:
         wanted = numbers(dataset(directory, rank=0, world_size=world))
@@ -227,6 +227,14 @@ class TestWorkers:
             got.append(list(DataLoader(made, batch_size=4, num_workers=2, multiprocessing_context="fork")))
         assert len({len(batches) for batches in got}) == 1
         assert len({number for batches in got for number in flat(batches)}) == 129
+
+    def test_three_shards_on_two_ranks_of_four_workers(self, tmp_path: Path) -> None:
+        build(DirectoryStore(tmp_path), numbered(13, field="cls"), shards=[7, 1, 5])
+        got: list[int] = []
+        for rank in range(2):
+            made = dataset(tmp_path, rank=rank, world_size=2, drop_last=False, batch_size=2)
+            got += flat(DataLoader(made, batch_size=2, num_workers=4, multiprocessing_context="fork"))
+        assert sorted(got) == list(range(13))
 
     def test_an_iteration_that_was_left_early_does_not_confuse_the_workers(self, directory: Path) -> None:
         for persistent in (False, True):
