@@ -659,7 +659,7 @@ def test_options_that_cannot_be_meant(raw: Path, tmp_path: Path, options: dict[s
 
 
 def test_folder_options_are_refused_for_other_sources(raw: Path) -> None:
-    with pytest.raises(UsageError, match="labels, dots, include, exclude and symlinks are for folders and URLs"):
+    with pytest.raises(UsageError, match="source_format, key, file_columns and text_field are for paths and URLs; give them to the source itself"):
         source_of(LargeThenSpoiled(), labels="dir")
     with pytest.raises(UsageError, match="labels: 'file'"):
         source_of(raw, labels="file")  # type: ignore[arg-type]  # the mistake that is tested
