@@ -42,10 +42,11 @@ from .writer import ShardWriter
 if TYPE_CHECKING:
     from ..dataset import Dataset
 
-# What one process does, roughly, and how much work it should have: a process takes a third of a second to start.
+# What one process does, roughly, and how much it should have to do, on a disk and over a link: one takes a third of a second to start.
 _BYTES_PER_S = 1e9
 _FIELD_S = 20e-6
 _WORTH_S = 1.0
+_WORTH_BYTES = 64 * 2**20
 _IN_FLIGHT = 64  # jobs handed to a foreign executor at once; a job holds the plan of its shard
 _LEAVING_S = 5.0  # for the last words to a store that may be gone
 
@@ -396,14 +397,17 @@ class _Run:
     def worker_count(self, wanted: int | None) -> int:
         """One process per core, and no more than there is work for. A store in this process's memory cannot be reached from another one.
 
-        A process by itself reads, hashes and sends in several threads, so a second one pays only when there is much to do.
+        A process by itself reads, hashes and sends in several threads, so into a directory a second one pays only when there is much to
+        do. Over a link it pays soon: while one process asks for what its last shard became, the others send.
         """
         if self._store.location.scheme == "memory":
             return 1
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        work_s = self._outline.plan.bytes / _BYTES_PER_S + self._outline.files * _FIELD_S
-        useful = max(1, int(work_s / _WORTH_S))
-        return max(1, min(len(self._shards), wanted if wanted is not None else min(cores, useful)))
+        if self._store.location.is_directory:
+            useful = int((self._outline.plan.bytes / _BYTES_PER_S + self._outline.files * _FIELD_S) / _WORTH_S)
+        else:
+            useful = self._outline.plan.bytes // _WORTH_BYTES
+        return max(1, min(len(self._shards), wanted if wanted is not None else min(cores, max(1, useful))))
 
     def publish(self, engine: _Engine, *, takeover: bool, update: bool) -> Publication:
         found = look(self._store)
