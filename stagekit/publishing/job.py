@@ -27,11 +27,11 @@ from ..shards.plan import PlannedSample, PlannedShard
 from ..sources.base import Bad, InOrder, OnBad, Read, Source
 from ..store import open_store
 from ..store.base import Data, ObjectInfo, Store
-from ..transfer.put import Stored, object_writer, part_size_for, put_object
+from ..transfer.put import Stored, part_size_for, put_object
 from .destination import stored_sha256
 from .pace import Pace
+from .sending import tar_writer
 
-THREADS = 4  # parts on their way at once
 _REPORT_EVERY_S = 0.1
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})(-[0-9]+)?"?')
 
@@ -213,16 +213,7 @@ class _Work:
     def _send(self) -> ShardOutcome:
         store, name = self._store, self._name
         builder = ShardBuilder()
-        # A disk takes parts of any size at the same cost, and one at a time: those of the builder go as they are, without a copy.
-        on_disk = store.location.is_directory
-        with object_writer(
-            store,
-            name,
-            threads=1 if on_disk else THREADS,
-            part_size=ShardBuilder.PIECE if on_disk else None,
-            check=self._not_finished_by_another,
-            digest=lambda: builder.result.sha256,
-        ) as writer:
+        with tar_writer(store, name, builder, check=self._not_finished_by_another) as writer:
             for piece in self._pieces(builder):
                 if self._pace is not None:
                     self._pace.wait(len(piece))

@@ -17,11 +17,12 @@ from ..shards.manifest import WIDS, Manifest, ShardRecord, blocks_name, index_na
 from ..shards.sample import encode_field, member_name
 from ..store import Where, open_store
 from ..store.base import Store
-from ..transfer.put import ObjectWriter, Stored, object_writer, put_object
+from ..transfer.put import ObjectWriter, Stored, put_object
 from ..units import parse_size
 from .claim import confirm_claim, read_claim, release_claim
 from .destination import commit, confirm_objects, enter, holds_another, look
 from .outline import counted
+from .sending import tar_writer
 
 if TYPE_CHECKING:
     from ..dataset import Dataset
@@ -206,7 +207,7 @@ class _OpenShard:
         self.builder = ShardBuilder()
         self._store = store
         self._name = name
-        self._upload: AbstractContextManager[ObjectWriter] = object_writer(store, name)
+        self._upload: AbstractContextManager[ObjectWriter] = tar_writer(store, name, self.builder)
         self._writer = self._upload.__enter__()
 
     def write(self, key: str, fields: Mapping[str, bytes]) -> None:

@@ -16,6 +16,7 @@ import pytest
 from stagekit.config import StoreConfig
 from stagekit.dataset import Dataset
 from stagekit.errors import (
+    BadDigest,
     Conflict,
     KeyNotAllowed,
     ManifestError,
@@ -35,7 +36,7 @@ from stagekit.sources.base import Listing, Payload
 from stagekit.sources.files import FileRules
 from stagekit.sources.folder import FolderSource
 from stagekit.store import open_store
-from stagekit.store.base import Data, ObjectInfo, Store
+from stagekit.store.base import Data, ObjectInfo, Store, WrappedStore
 from stagekit.store.directory import DirectoryStore
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
@@ -464,6 +465,20 @@ def test_a_shard_that_somebody_replaced_is_noticed_before_the_manifest(raw: Path
         run(raw, store, on_event=replace, workers=1)
 
 
+class _Cutting(WrappedStore):
+    """A server that says yes and keeps a byte less of every tar."""
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
+        return self.inner.put(key, bytes(data)[:-1] if key.endswith(".tar") else data, if_absent=if_absent)
+
+
+def test_a_server_that_silently_cuts_what_it_stores_is_caught(raw: Path, tmp_path: Path) -> None:
+    store = memory(tmp_path, "cutting")
+    with pytest.raises(BadDigest, match=r"shards/000000\.tar: \d+ bytes were sent and the store holds \d+; repeat the command"):
+        run(raw, _Cutting(store))
+    assert not [key for key in tree(store) if key.endswith(("manifest.json", ".blocks"))]
+
+
 def test_a_shard_that_got_lost_is_noticed_before_the_manifest(raw: Path) -> None:
     store = MemoryStore("memory://claims/lost")
 
@@ -659,7 +674,9 @@ def test_options_that_cannot_be_meant(raw: Path, tmp_path: Path, options: dict[s
 
 
 def test_folder_options_are_refused_for_other_sources(raw: Path) -> None:
-    with pytest.raises(UsageError, match="source_format, key, file_columns and text_field are for paths and URLs; give them to the source itself"):
+    with pytest.raises(
+        UsageError, match="source_format, key, file_columns and text_field are for paths and URLs; give them to the source itself"
+    ):
         source_of(LargeThenSpoiled(), labels="dir")
     with pytest.raises(UsageError, match="labels: 'file'"):
         source_of(raw, labels="file")  # type: ignore[arg-type]  # the mistake that is tested
