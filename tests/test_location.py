@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from stagekit.errors import LocationError
 from stagekit.location import Location
+from stagekit.store import open_store
 
 NAMES = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=20).filter(
     lambda name: name not in (".", "..")
@@ -55,6 +57,7 @@ def test_a_relative_path_is_taken_from_the_current_directory(tmp_path: Path, mon
         ("s3:/bucket/a", r"without its two slashes; write s3://…"),
         ("s3://", "names no bucket; write s3://bucket/prefix"),
         ("s3:///a", "names no bucket"),
+        ("s3://bucket/\udcff", "is not UTF-8, and keys are; check the URL"),
         ("s3://a", "'a' is no bucket name"),
         ("s3://under score/x", "'under score' is no bucket name"),
         ("file://data", r"a file URL needs an absolute path, file:///…"),
@@ -64,6 +67,15 @@ def test_a_relative_path_is_taken_from_the_current_directory(tmp_path: Path, mon
 def test_a_text_that_cannot_be_meant_is_refused(text: str, words: str) -> None:
     with pytest.raises(LocationError, match=words):
         Location.parse(text)
+
+
+@pytest.mark.parametrize("where", [None, 5, 0.5, ["s3://bucket/a"]])
+def test_what_is_no_text_is_refused_by_name(where: Any) -> None:
+    """As in ``Dataset(os.environ.get("DATA"))``."""
+    for take in (Location.parse, open_store):
+        with pytest.raises(LocationError) as caught:
+            take(where)
+        assert str(caught.value) == f"{where!r} is no location; give a directory or a URL such as s3://bucket/prefix"
 
 
 @pytest.mark.parametrize("text", ["s3://AKIA:sentinel@bucket/x", "sftp://me:sentinel@host/x"])

@@ -158,6 +158,18 @@ def test_a_run_without_a_checkpoint_and_a_place_without_anything_say_so(url: str
     assert not (tmp_path / "x").exists()
 
 
+def test_a_data_set_has_no_checkpoints_to_choose_from(tmp_path: Path) -> None:
+    place = f"memory://staging-{next(_numbers)}/digits"
+    make_dataset(open_store(place))
+    for asked in (f"{place}@5", f"{place}@latest", f"{place}@best"):
+        words = rf" {asked}: {place} is a data set, and only a run has checkpoints; name {place} alone$"
+        with pytest.raises(CheckpointError, match="^pulling" + words):
+            pull(asked, tmp_path / "out")
+        with pytest.raises(CheckpointError, match="^verifying" + words):
+            verify(asked)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_data_set_arrives_whole_and_can_be_read(url: str, tmp_path: Path) -> None:
     manifest = make_dataset(MemoryStore(url))
     pulled = pull(url, tmp_path / "digits")

@@ -79,6 +79,7 @@ def stagekit() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors that a person can act on are one line, never a traceback."""
+    _open_missing_streams()
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     as_json = "--json" in own
@@ -109,6 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (StagekitError, OSError) as error:
         error_line(type(error).__name__, str(error), as_json=as_json)
         return exit_of(error)
+
+
+def _open_missing_streams() -> None:
+    """A stream that was closed before we started (``2>&-``, some daemons) is ``None`` in Python, and the next file that is opened would get
+    its number, and with it what children write there. /dev/null takes its place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123 - open for as long as the process lives
 
 
 class _Terminated(BaseException):

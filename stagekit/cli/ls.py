@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from ..config import StoreConfig
+from ..location import Location
+from ..progress import Message
 from .options import LOOKING_S, store_options
 from .output import Printer, columns
 
@@ -23,3 +25,5 @@ def command(url: str, store: StoreConfig, printer: Printer) -> None:
     lines = columns([entry.cells for entry in entries], right=[1])
     for line, entry in zip(lines, entries, strict=True):
         printer.data(line, {"event": "entry", **entry.record})
+    if not entries:
+        printer.on_event(Message(f"nothing lies below {Location.parse(url)}"))

@@ -19,7 +19,8 @@ def export_digits(directory: Path) -> tuple[int, int]:
         from PIL import Image
         from sklearn.datasets import load_digits
     except ImportError as missing:
-        raise MissingExtra.of("demo", missing.name or "scikit-learn", "The demo's data set") from missing
+        package = "pillow" if missing.name == "PIL" else "scikit-learn"
+        raise MissingExtra.of("demo", package, "The demo's data set") from missing
     digits = load_digits()
     pictures = (digits.images * (255 / 16)).round().astype("uint8")
     for part in ("train", "held-out"):

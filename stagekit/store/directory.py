@@ -237,10 +237,16 @@ class DirectoryStore:
                     raise BucketNotFound(f"directory {self._root} does not exist; check the path and that its disk is mounted") from None
                 if not make or attempt:
                     return None
-                Path(self._root).mkdir(parents=True, exist_ok=True)
+                self._make_root()
             except NotADirectoryError:
                 raise UsageError(f"{self._root} is not a directory, so it cannot hold objects") from None
         return None
+
+    def _make_root(self) -> None:
+        try:
+            Path(self._root).mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:  # /proc and its kind, and a parent that somebody removes meanwhile
+            raise UsageError(f"the directory {self._root} cannot be made there; choose another place") from error
 
     def _open_folder(self, parts: Sequence[str]) -> int | None:
         """A descriptor of the folder ``parts`` below the root, or ``None`` when it is not there."""

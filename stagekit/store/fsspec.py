@@ -451,7 +451,10 @@ def _implementation(scheme: str) -> Any:
     except ImportError as error:
         if scheme in ("s3", "s3a"):
             raise MissingExtra.of("s3fs", "s3fs", "S3 through fsspec") from error
-        package = str(known_implementations.get(scheme, {}).get("class", scheme)).partition(".")[0]
+        known = known_implementations.get(scheme, {})
+        package = str(known.get("class", scheme)).partition(".")[0]
+        if package == "fsspec":  # it is there, of course; only fsspec knows what its class needs besides
+            raise MissingExtra(f"{scheme}:// needs a package that is not installed: {known.get('err', error)}") from error
         raise MissingExtra(f"{scheme}:// needs a package that is not installed. Install it with: pip install {package}") from error
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config import StoreConfig, home_directory
-from ..errors import StagekitError
+from ..errors import StagekitError, UsageError
 from ..mounts import judge
 from ..runs import KnownRun, known_runs, parse_reference
 from ..runs.spool import default_dir
@@ -77,6 +77,9 @@ def find_scope(
     by_url = {known.url: known for known in recorded}
     named = list({target.url: target for target in (_named(where, by_url, store) for where in runs)}.values())
     targets = named or [Target(known.url, known.url, store or known.store) for known in recorded]
+    watch = list(watch)
+    if not all(map(os.fspath, watch)):  # "$OUT" that was never set; it must not mean the directory we happen to be in
+        raise UsageError("watch: an empty text names no directory; give the one whose files must be safe, or . for this one")
     explicit = [Path(os.path.abspath(os.path.expanduser(os.fspath(path)))) for path in watch]
     roots = explicit or [path for target in targets if target.url in by_url for path in by_url[target.url].watched if _is_there(path)]
     outer = _outermost(roots)

@@ -120,6 +120,13 @@ def test_ls(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [record["url"].removeprefix(str(place)) for record in records] == ["/run", "/run@100", "/run@1200"]
 
 
+def test_ls_says_so_when_nothing_is_there(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", str(place / "digist")]) == 0
+    assert capsys.readouterr() == ("", f"nothing lies below {place}/digist\n")
+    assert main(["ls", "--json", str(place / "digist")]) == 0
+    assert json.loads(capsys.readouterr().out) == {"event": "message", "level": "info", "text": f"nothing lies below {place}/digist"}
+
+
 def test_info(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", f"{place}/digits", "--peek", "1"]) == 0
     assert "sample     000000: txt '0'" in capsys.readouterr().out
@@ -175,6 +182,15 @@ def test_a_reader_that_goes_away_is_no_traceback(place: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1
+
+
+def test_closed_streams_are_no_traceback(place: Path) -> None:
+    """As a daemon starts its children: there is nowhere to write to, and the exit code still counts."""
+    for redirection in (">&-", "2>&-", ">&- 2>&-", "<&-"):
+        for url, code in ((place, 0), (place / "digits" / "manifest.json", 2)):
+            ended = subprocess.run(["sh", "-c", f'"$@" {redirection}', "sh", *STAGEKIT, "ls", str(url)], capture_output=True, text=True)
+            assert ended.returncode == code, (redirection, ended)
+            assert "Traceback" not in ended.stderr + ended.stdout, redirection
 
 
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "SIGTERM")])

@@ -135,6 +135,14 @@ def test_a_root_that_is_a_file(tmp_path: Path) -> None:
         list(DirectoryStore(tmp_path / "file").list())
 
 
+def test_a_root_that_cannot_be_made() -> None:
+    """The kernel says ENOENT for it, which must not pass for an object that is not there."""
+    store = DirectoryStore("/proc/no-such-place")
+    for write in (lambda: store.put("a", b"1"), store.conditional_create):
+        with pytest.raises(UsageError, match=r"the directory /proc/no-such-place cannot be made there; choose another place"):
+            write()
+
+
 def test_a_name_that_is_too_long(root: Path) -> None:
     with pytest.raises(UsageError, match=r"the file system cannot hold this name \(File name too long\)"):
         DirectoryStore(root).put("n" * 300, b"")

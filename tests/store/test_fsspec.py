@@ -69,6 +69,15 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         open_store("gs://bucket/x")
 
 
+def test_what_a_class_of_fsspecs_own_needs_is_named_and_not_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.sftp", raising=False)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "sftp", raising=False)
+    with pytest.raises(MissingExtra, match=r'^sftp:// needs a package that is not installed: .*"paramiko"') as caught:
+        open_store("sftp://host/x")
+    assert "pip install fsspec" not in str(caught.value)
+
+
 def test_an_unknown_kind_of_url() -> None:
     with pytest.raises(LocationError, match="nonsense:// is no kind of URL"):
         open_store("nonsense://bucket/x")

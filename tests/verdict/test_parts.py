@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stagekit.errors import Denied, InvalidReply, Throttled, UploadFailed
+from stagekit.errors import BucketNotFound, Denied, InvalidReply, Throttled, UploadFailed, UsageError
+from stagekit.processes import Process
 from stagekit.progress import Event, Progress
 from stagekit.runs.home import remember
-from stagekit.runs.lease import Lease, Process
+from stagekit.runs.lease import Lease
 from stagekit.runs.spool import Entry
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
@@ -236,6 +237,15 @@ def test_whatever_cannot_be_read_makes_it_cannot_tell(operation: str, error: Exc
     assert any(finding.row == "bucket" and str(error) in finding.what and finding.fix for finding in verdict.findings)
 
 
+def test_a_bucket_that_is_gone_has_a_way_out(url: str) -> None:
+    """Looking again tells the same again; who removed it on purpose must learn how to leave it out."""
+    store = FaultStore(MemoryStore(url))
+    store.fail("children", BucketNotFound("listing: there is no bucket"), times=None)
+    found = look_at_run(store, clock).findings
+    assert [(one.weight, one.row) for one in found] == [("CANNOT TELL", "bucket")]
+    assert "if the run was removed on purpose, name those that count: stagekit teardown --run RUN" in found[0].fix
+
+
 def test_unfinished_uploads_are_notes_and_so_is_not_being_allowed_to_list_them(url: str) -> None:
     store = MemoryStore(url)
     make_run(store)
@@ -265,6 +275,14 @@ def test_a_directory_inside_another_is_looked_at_once(tmp_path: Path) -> None:
     (tmp_path / "out" / "deep").mkdir(parents=True)
     judged = find_scope([tmp_path / "out" / "deep", tmp_path / "out", tmp_path / "outer"])
     assert judged.roots == (tmp_path / "out", tmp_path / "outer")
+
+
+def test_an_empty_text_is_not_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--watch "$OUT"`` with OUT unset, in a directory that happens to be empty, must not become a YES."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="watch: an empty text names no directory"):
+        find_scope([""])
+    assert find_scope(["."]).roots == (tmp_path,)
 
 
 def test_a_run_is_the_same_with_and_without_a_slash(url: str) -> None:
