@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .hooks.loop import Run as Run
     from .indexing import index as index
     from .location import Location as Location
+    from .pruning import prune as prune
     from .publishing import ShardWriter as ShardWriter
     from .publishing import shard as shard
-    from .pruning import prune as prune
     from .report import info as info
     from .report import ls as ls
     from .staging import pull as pull

@@ -29,8 +29,8 @@ class StoreConfig:
     ``endpoint_url`` beats the environment (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``S3_ENDPOINT_URL``).
     ``addressing`` is ``path`` for custom endpoints and botocore's choice for AWS unless set. ``ca_bundle`` is a PEM file for an
     endpoint whose certificate a public authority did not sign (else ``AWS_CA_BUNDLE``). ``anonymous`` sends unsigned requests.
-    ``engine`` is the client for ``s3://``: ``auto`` is ``botocore``, and ``obstore`` (extra ``fast``) for ranges where it is certain to do the
-    same; ``botocore`` is it alone, ``fsspec`` is s3fs.
+    ``engine`` is the client for ``s3://``: ``auto`` is ``botocore``, and ``obstore`` (extra ``fast``) for ranges where it is certain to do
+    the same; ``botocore`` is it alone, ``fsspec`` is s3fs.
     ``connections`` bounds the open connections of one process to one endpoint. ``retry_s`` is the budget, in seconds, for repeating
     one call that fails for a passing reason; 0 tries once.
 

@@ -21,6 +21,7 @@ LEVELS = {
     "units": 0,
     "location": 0,
     "config": 0,
+    "processes": 0,
     "progress": 0,
     "mounts": 0,
     "parallel": 0,

@@ -12,6 +12,7 @@ import pytest
 import stagekit
 from stagekit.cli import main
 from stagekit.errors import CheckpointError, Denied, UsageError
+from stagekit.processes import Process
 from stagekit.progress import Event, Message
 from stagekit.pruning import Pruning, survey
 from stagekit.runs import Run, catalog, lease
@@ -24,7 +25,7 @@ from stagekit.testing.faults import FaultStore
 
 from .made import make_checkpoint, make_dataset, make_run
 
-ELSEWHERE = lease.Process("other-host", "other-boot", "pid:[1]", 77, "12345")
+ELSEWHERE = Process("other-host", "other-boot", "pid:[1]", 77, "12345")
 TWO_DAYS_S = 2 * 86_400.0
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import CheckpointError, MissingExtra, StagekitError, UsageError
 from ..progress import Message
@@ -39,6 +39,7 @@ def best_interval_s(save_s: float, sent_s: float, between_failures_s: float = _D
     return max(math.sqrt(2 * save_s * between_failures_s), sent_s)
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """What can be saved: a model, an optimizer, a scheduler, a gradient scaler, a loader."""
 
@@ -80,7 +81,7 @@ class Run(runs.Run):
         self,
         n: int,
         *,
-        state: Mapping[str, Stateful],
+        state: Mapping[str, object],  # not Stateful: a dict of a model and an optimizer made beforehand is inferred as one of objects
         every: str | float | None = None,
         allow_fresh: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
@@ -104,20 +105,22 @@ class Run(runs.Run):
         """
         if n < 0:
             raise UsageError(f"epochs: {n} is below 0")
+        items: dict[str, Stateful] = {}
         for name, item in state.items():
             if not _is_name(name):
                 raise UsageError(f"state: {name!r} is no name for a file; use letters, digits, '-' and '_'")
-            if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict"):
+            if not isinstance(item, Stateful):
                 raise UsageError(
                     f"state: {name!r} has no state_dict() and load_state_dict(), so it cannot be saved; leave it out or wrap it"
                 )
+            items[name] = item
         every_s = parse_duration(every, name="every") if every is not None else None
         if every_s is not None and "loader" not in state:
             raise UsageError(
                 'every= saves in the middle of an epoch, which needs a loader that can go on there: pass it as state={"loader": …}, '
                 "or leave every= away to save after each epoch"
             )
-        return self._epochs(n, dict(state), every_s, allow_fresh, monotonic)
+        return self._epochs(n, items, every_s, allow_fresh, monotonic)
 
     def step(self, **metrics: float) -> None:
         """Say that a training step has ended. Here the loop may save (``every=``) or stop (SIGTERM). ``metrics`` go with the next save.

@@ -15,14 +15,11 @@ can publish over the other: before the manifest is written, the claim and every 
 from __future__ import annotations
 
 import json
-import os
-import socket
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from ..errors import Conflict, NotFound, PublishError
+from ..processes import Process
 from ..store.base import Store
 
 CLAIM = ".claim.json"
@@ -33,51 +30,46 @@ class Claim:
     """Who writes here, and what. ``running`` is false once its run ended without publishing; its shards may still be continued."""
 
     plan: str
-    host: str
-    boot_id: str
-    pid_namespace: str
-    pid: int
-    pid_started: int
+    process: Process
     running: bool = True
 
     @classmethod
     def mine(cls, plan: str) -> Claim:
         """The claim of this process on ``plan``."""
-        pid = os.getpid()
-        return cls(plan, socket.gethostname(), _boot_id(), _pid_namespace(), pid, _start_time(pid) or 0)
+        return cls(plan, Process.current())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Claim:
         """The claim in ``data``. Whatever this version cannot read is a claim of no known plan, by nobody who can be asked."""
         try:
-            fields = json.loads(data)
-            claim = cls(**{name: fields[name] for name in cls.__dataclass_fields__})
+            values = json.loads(data)
+            taken = [values[name] for name in ("plan", "running", "host", "boot_id", "pid_namespace", "pid", "started")]
         except (ValueError, KeyError, TypeError):
             return _UNREADABLE
-        values = (claim.plan, claim.host, claim.boot_id, claim.pid_namespace, claim.pid, claim.pid_started, claim.running)
-        kinds = (str, str, str, str, int, int, bool)
-        return claim if all(type(value) is kind for value, kind in zip(values, kinds, strict=True)) else _UNREADABLE
+        if [type(value) for value in taken] != [str, bool, str, str, str, int, str]:
+            return _UNREADABLE
+        plan, running, *process = taken
+        return cls(plan, Process(*process), running)
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self), indent=1).encode() + b"\n"
+        return json.dumps({"plan": self.plan, "running": self.running, **asdict(self.process)}, indent=1).encode() + b"\n"
 
     def state(self) -> Literal["running", "dead", "unknown"]:
         """Whether its process still works. A process on another machine, or in another container of this one, cannot be asked."""
         if not self.running:
             return "dead"
-        if not self.boot_id or (self.boot_id, self.pid_namespace) != (_boot_id(), _pid_namespace()):
+        if not self.process.can_be_asked():
             return "unknown"
-        return "running" if _start_time(self.pid) == self.pid_started else "dead"
+        return "dead" if self.process.is_dead() else "running"
 
     def is_of_this_process(self) -> bool:
-        mine = Claim.mine(self.plan)
-        return replace(self, running=True) == mine
+        return self.process == Process.current()
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}" if self.pid else "somebody whose claim cannot be read"
+        return str(self.process) if self.process.pid else "somebody whose claim cannot be read"
 
 
-_UNREADABLE = Claim("", "", "", "", 0, 0)
+_UNREADABLE = Claim("", Process("", "", "", 0, ""))
 
 
 def read_claim(store: Store) -> Claim | None:
@@ -130,25 +122,3 @@ def end_claim(store: Store, plan: str) -> None:
     found = read_claim(store)
     if found is not None and found.plan == plan and found.is_of_this_process():
         store.put(CLAIM, replace(found, running=False).to_bytes())
-
-
-def _boot_id() -> str:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def _pid_namespace() -> str:
-    with suppress(OSError):
-        return str(Path("/proc/self/ns/pid").readlink())
-    return ""
-
-
-def _start_time(pid: int) -> int | None:
-    """Clock ticks from boot to the start of process ``pid``, which a number used again does not share; ``None``: no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, *fields = text.rpartition(")")[2].split()
-    return None if state in ("Z", "X") else int(fields[18])

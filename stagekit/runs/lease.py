@@ -12,14 +12,12 @@ A lease has no heartbeat and never expires. Whether its owner is gone can be tol
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..errors import CheckpointError, Conflict, Fenced, ManifestError, NotFound
+from ..processes import Process
 from ..store.base import Store
 from ..transfer.put import put_object
 from .layout import OWNERS, seal, unseal
@@ -28,33 +26,6 @@ _RECORD = re.compile(r"([0-9]{6})-([0-9a-f]{8})\.json")
 _CLOSED = re.compile(r"([0-9]{6})-([0-9a-f]{8})\.closed")
 _CLAIM = re.compile(r"([0-9]{6})\.claim")
 _ROUNDS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One process, told apart from another that got the same number after it. Empty texts where the system does not tell."""
-
-    host: str
-    boot_id: str
-    pid_namespace: str
-    pid: int
-    started: str
-
-    @classmethod
-    def current(cls) -> Process:
-        """This process."""
-        return cls(socket.gethostname(), _boot_id(), _pid_namespace(), os.getpid(), _start_of(os.getpid()) or "")
-
-    def is_dead(self, *, seen_from: Process | None = None) -> bool:
-        """Whether this process has provably ended. False for another machine, another container, or a system that cannot tell."""
-        here = seen_from or Process.current()
-        same_machine = (self.host, self.boot_id, self.pid_namespace) == (here.host, here.boot_id, here.pid_namespace)
-        if not (same_machine and self.boot_id and self.pid_namespace and self.started):
-            return False
-        return _start_of(self.pid) != self.started
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,27 +196,3 @@ def check(store: Store, lease: Lease) -> None:
 def close(store: Store, lease: Lease) -> None:
     """Say that the owner of ``lease`` has finished, so that the next one is not warned. Failing to say so does no harm but the warning."""
     put_object(store, lease.closed_key, b"")
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _pid_namespace() -> str:
-    try:
-        return Path("/proc/self/ns/pid").readlink().name
-    except OSError:
-        return ""
-
-
-def _start_of(pid: int) -> str | None:
-    """When ``pid`` started, in the kernel's ticks; ``None`` when there is no such process, or one that has ended and was not collected."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # behind the program's name, which may hold spaces and brackets
-    return None if fields[0] in ("Z", "X") else fields[19]

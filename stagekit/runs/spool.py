@@ -33,8 +33,8 @@ from pathlib import Path
 
 from ..config import StoreConfig, home_directory
 from ..errors import CheckpointError, ManifestError, OutOfSpace, SourceError, UsageError
+from ..processes import Process
 from .layout import CheckpointName, Metrics, check_paths, metrics_from_json, metrics_to_json, seal, unseal
-from .lease import Process
 
 _FICLONE = 0x40049409
 _SMALL = 2**20  # copying this much costs about as much as a link, and nobody can rewrite a copy

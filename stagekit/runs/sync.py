@@ -20,6 +20,7 @@ from typing import Literal
 
 from ..errors import CheckpointError, Conflict, Fenced, NotFound, SourceError, StagekitError, StoreError, UploadFailed
 from ..parallel import each
+from ..processes import Process
 from ..progress import Event, Message, Progress, Stage, Subscriber, ignore
 from ..store.base import Store
 from ..transfer.put import PART_SIZE, file_sha256, put_file, put_object
@@ -421,7 +422,7 @@ class Uploader:
         return self._take(store)
 
     def _take(self, store: Store) -> lease.Lease:
-        taken, before = lease.take(store, self._spool.session, lease.Process.current(), clock=self._settings.clock)
+        taken, before = lease.take(store, self._spool.session, Process.current(), clock=self._settings.clock)
         with self._changed:
             self._lease = taken
             for job in self._jobs:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..errors import BucketNotFound, Denied, ManifestError, NotFound, StagekitError, StoreError, Throttled, Unreachable, WrongCredentials
 from ..parallel import each
+from ..processes import Process
 from ..runs import catalog, lease
 from ..runs.layout import CHECKPOINTS, RUN_JSON, SUPERSEDED, Checkpoint, CheckpointName, SupersededRecord
 from ..store.base import Store
@@ -167,11 +168,11 @@ def _lease(store: Store, state: RunState, now_s: float) -> None:
     if owners.newest is None or owners.closed:
         return
     held = lease.read_lease(store, *owners.newest)
-    here = lease.Process.current()
+    here = Process.current()
     if held.process == here or held.process.is_dead():
         return
     age_s = now_s - held.time_s
-    if (held.process.host, held.process.boot_id, held.process.pid_namespace) == (here.host, here.boot_id, here.pid_namespace):
+    if held.process.can_be_asked(seen_from=here):
         what, fix = f"{held.process} is training and writes to this run", f"wait until it ends, or stop it: kill {held.process.pid}"
         state.findings.append(Finding("NO", "writer", what, state.url, age_s=age_s, fix=fix))
     elif here.boot_id and held.process.boot_id == here.boot_id:

@@ -12,9 +12,11 @@ from collections.abc import Callable
 
 import pytest
 
+from stagekit import processes
 from stagekit.errors import BucketNotFound, CheckpointError, Denied, Fenced, ManifestError
+from stagekit.processes import Process
 from stagekit.runs import lease
-from stagekit.runs.lease import Lease, Process, check, close, look, take
+from stagekit.runs.lease import Lease, check, close, look, take
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 
@@ -125,7 +127,7 @@ def test_strange_names_under_owners_are_passed_over(store: FaultStore) -> None:
 def test_this_process_lives_and_a_collected_one_is_dead() -> None:
     assert not HERE.is_dead()
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    started = lease._start_of(child.pid)
+    started = processes._start_of(child.pid)
     assert started
     other = dataclasses.replace(HERE, pid=child.pid, started=started)
     assert not other.is_dead()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagekit.errors import CheckpointError, Denied, Fenced, Unreachable, UsageError
+from stagekit.processes import Process
 from stagekit.progress import Stage
 from stagekit.runs import Run, catalog, lease, retention
 from stagekit.runs.layout import Checkpoint, CheckpointManifest, CheckpointName, SupersededRecord
@@ -188,8 +189,8 @@ def test_a_store_that_cannot_be_seen_loses_nothing(store: FaultStore, five: list
 
 
 def test_a_zombie_removes_nothing(store: FaultStore, five: list[CheckpointName]) -> None:
-    zombie, _ = lease.take(store, "aaaaaaaa", lease.Process.current(), clock=lambda: 0.0)
-    lease.take(store, "bbbbbbbb", lease.Process.current(), clock=lambda: 0.0)
+    zombie, _ = lease.take(store, "aaaaaaaa", Process.current(), clock=lambda: 0.0)
+    lease.take(store, "bbbbbbbb", Process.current(), clock=lambda: 0.0)
     before = everything(store)
     with pytest.raises(Fenced):
         execute(store, plan(store, Policy(keep_last=1)), check=lambda: lease.check(store, zombie))
@@ -204,7 +205,7 @@ def test_an_empty_run_is_no_reason_to_delete(store: FaultStore) -> None:
 def test_leftovers_of_writers_that_were_taken_over_go_when_they_are_old(store: FaultStore, five: list[CheckpointName]) -> None:
     half = make_checkpoint(store, 6, {"head.bin": b"half"}, commit=False)
     for owner in ("aaaaaaaa", "bbbbbbbb"):
-        lease.take(store, owner, lease.Process.current(), clock=lambda: 0.0)
+        lease.take(store, owner, Process.current(), clock=lambda: 0.0)
     own = make_checkpoint(store, 7, {"head.bin": b"on its way"}, generation=2, commit=False)
     assert not plan(store, Policy())
     assert not plan(store, Policy(), leftovers_before_s=0.0), "younger than that"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from stagekit.errors import Denied, Fenced, SourceError, StoreError, Unreachable, UploadFailed, UsageError
+from stagekit.processes import Process
 from stagekit.progress import Message, Progress
 from stagekit.runs import Run, catalog, lease, sync
 from stagekit.runs.layout import SUPERSEDED, CheckpointName, SupersededRecord
@@ -23,7 +24,7 @@ from stagekit.testing.faults import FaultStore
 from .conftest import Events, Gate, fill
 
 Make = Callable[..., Run]
-ELSEWHERE = lease.Process("other-host", "other-boot", "pid:[1]", 77, "12345")
+ELSEWHERE = Process("other-host", "other-boot", "pid:[1]", 77, "12345")
 
 
 def save(run: Run, tmp_path: Path, step: int, content: bytes | None = None, **options: object) -> sync.Upload:

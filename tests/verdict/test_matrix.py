@@ -20,9 +20,10 @@ import pytest
 from stagekit import mounts
 from stagekit.cli import main
 from stagekit.config import StoreConfig, home_directory
+from stagekit.processes import Process
 from stagekit.runs import Run
 from stagekit.runs.layout import CheckpointName, SupersededRecord
-from stagekit.runs.lease import Lease, Process
+from stagekit.runs.lease import Lease
 from stagekit.store.directory import DirectoryStore
 from stagekit.testing.proxy import FaultProxy, Status
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from stagekit.errors import BucketNotFound, Denied, InvalidReply, Throttled, UploadFailed, UsageError
+from stagekit.processes import Process
 from stagekit.progress import Event, Progress
 from stagekit.runs.home import remember
-from stagekit.runs.lease import Lease, Process
+from stagekit.runs.lease import Lease
 from stagekit.runs.spool import Entry
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore

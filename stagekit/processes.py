@@ -1,0 +1,61 @@
+"""Which process somebody is: told apart from another one that got the same number later, on another machine, or in another container."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of one machine. Texts are empty where the system does not tell (it has no ``/proc``)."""
+
+    host: str
+    boot_id: str
+    pid_namespace: str
+    pid: int
+    started: str
+
+    @classmethod
+    def current(cls) -> Process:
+        """This process."""
+        return cls(socket.gethostname(), _boot_id(), _pid_namespace(), os.getpid(), _start_of(os.getpid()) or "")
+
+    def can_be_asked(self, *, seen_from: Process | None = None) -> bool:
+        """Whether it can be told from here if this process still lives: same machine, same boot, same container."""
+        here = seen_from or Process.current()
+        same = (self.host, self.boot_id, self.pid_namespace) == (here.host, here.boot_id, here.pid_namespace)
+        return same and bool(self.boot_id and self.pid_namespace and self.started)
+
+    def is_dead(self, *, seen_from: Process | None = None) -> bool:
+        """Whether this process has provably ended. False for one that cannot be asked."""
+        return self.can_be_asked(seen_from=seen_from) and _start_of(self.pid) != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return Path("/proc/self/ns/pid").readlink().name
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> str | None:
+    """When ``pid`` started, in the kernel's ticks; ``None`` when there is no such process, or one that has ended and was not collected."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # behind the program's name, which may hold spaces and brackets
+    return None if fields[0] in ("Z", "X") else fields[19]
