@@ -223,6 +223,7 @@ class Run:
             passing=passing,
             rank=self.rank,
             world_size=self.world_size if uploader.joined else 1,
+            base=uploader.generation or (self._resumed.name.generation if self._resumed is not None else 0),
         )
 
     def _hand_over(self, uploader: Uploader, entry: Entry) -> Upload:

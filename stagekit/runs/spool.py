@@ -69,7 +69,8 @@ class Entry:
 
     ``session`` is the process that sends it, ``origin`` the one it was handed over to; they differ once it was adopted. ``name`` is given
     when a lease is held. ``passing`` marks a save from the middle of an epoch, which gives way before others do. ``dropped`` is set, with
-    the reason, when policy dropped the step: what remains to be sent is a record of that.
+    the reason, when policy dropped the step: what remains to be sent is a record of that. ``base`` is the generation of the run that this
+    save continues: the one its session had taken, else that of the checkpoint it had restored, 0 on a new run.
     """
 
     run: str
@@ -89,6 +90,7 @@ class Entry:
     passing: bool = False
     rank: int = 0
     world_size: int = 1
+    base: int = 0
     name: CheckpointName | None = None
     dropped: str | None = None
     error: str | None = None
@@ -137,6 +139,7 @@ class Entry:
                 "passing": self.passing,
                 "rank": self.rank,
                 "world_size": self.world_size,
+                "base": self.base,
                 "name": str(self.name) if self.name is not None else None,
                 "dropped": self.dropped,
                 "error": self.error,
@@ -170,6 +173,7 @@ class Entry:
                 passing=values.get("passing", False),
                 rank=values["rank"],
                 world_size=values["world_size"],
+                base=values["base"],
                 name=CheckpointName.parse(name) if name is not None else None,
                 dropped=values["dropped"],
                 error=values["error"],

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..errors import CheckpointError, Conflict, Fenced, NotFound, SourceError, StagekitError, StoreError, UploadFailed
+from ..errors import CheckpointError, Conflict, Fenced, NotFound, NoValidCheckpoint, SourceError, StagekitError, StoreError, UploadFailed
 from ..parallel import each
 from ..processes import Process
 from ..progress import Event, Message, Progress, Stage, Subscriber, ignore
@@ -334,7 +334,7 @@ class Uploader:
         with self._changed:
             parts = []
             if self._jobs:
-                reason = next((job.error for job in self._jobs if job.error is not None), None)
+                reason = self._fenced or next((job.error for job in self._jobs if job.error is not None), None)
                 steps = ", ".join(str(job.entry.step) for job in self._jobs)
                 parts.append(
                     f"step {steps} is not in {self._url} yet; the local copies are kept in {self._spool.directory} and the next start, or "
@@ -402,6 +402,13 @@ class Uploader:
         return held
 
     @property
+    def generation(self) -> int:
+        """The generation this session has taken or joined; 0 before it has."""
+        if self._joined is not None:
+            return self._joined[0]
+        return self._lease.generation if self._lease is not None else 0
+
+    @property
     def joined(self) -> bool:
         """Whether several ranks save under one session."""
         return self._joined is not None
@@ -455,6 +462,33 @@ class Uploader:
                 f"step {entry.step} was left by a process that ended here; since then {other.process} (generation {other.generation}) "
                 f"writes to {self._url}, so it is not sent. Its local copy is kept in {entry.directory}"
             )
+
+    def _next(self, held: lease.Lease, entry: Entry) -> CheckpointName:
+        return CheckpointName(held.generation, entry.step, entry.counter, held.owner)
+
+    def _place(self, store: Store, held: lease.Lease, entry: Entry) -> CheckpointName:
+        """Where a dead process's save goes: to the head of the run when it continues what is newest there, else beside it.
+
+        A leftover must not become newer than what another machine has trained since, nor than a later step of its own process.
+        """
+        try:
+            newest = catalog.latest(store)
+        except NoValidCheckpoint:
+            newest = None  # whatever is there is damaged, so that this is the best there is
+        if newest is not None and newest.name.owner != held.owner:
+            continued = newest.name.owner == entry.origin or newest.name.generation <= entry.base
+            if not continued or newest.step > entry.step:
+                taken = (generation for generation, owner in lease.owners(store) if owner == entry.origin)
+                self._on_event(
+                    Message(
+                        f"step {entry.step} was left by a process that ended here, and {self._url} has gone on without it to step "
+                        f"{newest.step}; it is kept there as a checkpoint of its own, and step {newest.step} stays the newest",
+                        "warning",
+                    )
+                )
+                return CheckpointName(max(taken, default=entry.base), entry.step, entry.counter, entry.origin)
+        entry.counter = self.next_counter()
+        return self._next(held, entry)
 
     # -------------------------------------------------------------------------------------------------------- the thread
 
@@ -546,9 +580,7 @@ class Uploader:
         if entry.name is None:
             if held is None:
                 raise CheckpointError(f"step {entry.step}: rank {entry.rank} has not joined rank 0's session, so nobody would commit it")
-            if job.adopted:
-                entry.counter = self.next_counter()
-            entry.name = CheckpointName(held.generation, entry.step, entry.counter, held.owner)
+            entry.name = self._place(store, held, entry) if job.adopted else self._next(held, entry)
         self._spool.save(entry)
         self._on_event(Stage("checkpoint.recorded", str(entry.step)))
         if job.adopted:

@@ -392,7 +392,7 @@ def test_a_zombie_is_fenced_at_its_next_commit_and_keeps_its_local_data(store: F
         save(zombie, tmp_path, 3)
     with pytest.raises(Fenced):
         save(zombie, tmp_path, 4)
-    with pytest.raises(UploadFailed, match="step 2, 3, 4 is not in"):
+    with pytest.raises(UploadFailed, match=r"step 2, 3, 4 is not in .*Reason: .*taken over by process 77 on other-host"):
         zombie.close()
     assert steps(store) == [1]
     assert [entry.step for entry in pending(tmp_path / "spool")] == [2, 3, 4]
@@ -431,6 +431,48 @@ def test_a_backlog_is_no_reason_to_take_a_run_from_another_machine(store: FaultS
     save(second, tmp_path, 5)
     second.drain()
     assert [(one.generation, one.step) for one in catalog.attempts(store)] == [(3, 5), (1, 1)]
+
+
+def test_what_a_replaced_machine_left_is_kept_beside_what_was_trained_since(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    replaced = make_run()
+    save(replaced, tmp_path, 1)
+    replaced.drain()
+    other = make_run(spool_dir=tmp_path / "other-machine")
+    save(other, tmp_path, 9)
+    other.close()
+    for step in (10, 11):  # more steps than the other machine has, and still not what training goes on from
+        with suppress(Fenced):
+            save(replaced, tmp_path, step)
+    with pytest.raises(UploadFailed):
+        replaced.close()
+    replaced._spool.close()  # type: ignore[union-attr]  # as dead as it can be in this process
+    later = make_run()
+    later.drain()
+    newest = later.latest()
+    assert newest is not None
+    assert newest.step == 9
+    assert [(one.generation, one.step) for one in catalog.attempts(store)] == [(2, 9), (1, 11), (1, 10), (1, 1)]
+    assert pending(tmp_path / "spool") == []
+    told = [text for text in events.texts("warning") if "has gone on without it to step 9" in text]
+    assert [text.split()[1] for text in told] == ["11"], "10 had its place when it was refused"
+    save(later, tmp_path, 12)
+    later.drain()
+    assert catalog.attempts(store)[0].step == 12
+
+
+def test_an_older_save_of_a_dead_process_does_not_pass_over_its_own_later_one(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    first = make_run()
+    save(first, tmp_path, 3)
+    first.drain()
+    entry = first._entry(first._uploader, 2, None, None, False)  # type: ignore[arg-type]  # killed before this one was sent
+    first._spool.pin(fill(tmp_path / "out-2"), entry)  # type: ignore[union-attr]
+    first._uploader.stop()  # type: ignore[union-attr]
+    first._spool.close()  # type: ignore[union-attr]
+    second = make_run()
+    second.drain()
+    assert [one.step for one in catalog.attempts(store)] == [3, 2]
 
 
 def test_a_restart_sends_only_what_is_missing_and_aborts_its_own_uploads(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
