@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -23,6 +24,10 @@ from .rigs.rgw import Rgw
 from .rigs.servers import S3Server
 
 T = TypeVar("T")
+
+# A shell that starts the tests in the background has them ignore ctrl-C, and so would every program that they start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("stagekit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stagekit")
