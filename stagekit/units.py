@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from operator import index
 
 from .errors import UsageError
 
@@ -51,6 +52,18 @@ def parse_rate(text: str | float, *, name: str = "rate") -> float:
     if bits:
         return _parse(bits.group(1) + "B", _SIZE_UNITS, name, "a rate such as 20MB/s or 40Mbit/s") / 8
     return _parse(stripped, _SIZE_UNITS, name, "a rate such as 20MB/s or 40Mbit/s")
+
+
+def check_whole(value: object, *, name: str, minimum: int, unit: str = "") -> None:
+    """Nothing for a whole number of at least ``minimum``, numpy's included. Raises ``UsageError`` naming ``name``."""
+    try:
+        number = index(value)  # type: ignore[arg-type]  # what is no whole number is what is asked here
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise UsageError(f"{name}: {value!r} is no whole number")
+    if number < minimum:
+        raise UsageError(f"{name}: {value} is below {minimum}{unit}")
 
 
 def _parse(text: str, units: dict[str, int] | dict[str, float], name: str, expected: str) -> float:

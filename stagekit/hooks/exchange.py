@@ -65,7 +65,7 @@ def restored(
         finish_backlog(run)
     share_session(run, ranks)
     spool, _ = run._begin()
-    reserved = spool.reserve()
+    reserved = run._reserve()
     directory = reserved / "restored"
 
     def choose() -> str | None:

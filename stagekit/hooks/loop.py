@@ -20,7 +20,7 @@ from ..runs import catalog, ending
 from ..runs import run as runs
 from ..runs.layout import Checkpoint, CheckpointName, seal, unseal
 from ..runs.restore import restore_checkpoint
-from ..units import format_duration, parse_duration
+from ..units import check_whole, format_duration, parse_duration
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -103,8 +103,9 @@ class Run(runs.Run):
 
         With several ranks every rank runs this loop, after the process group was made. Rank 0 saves ``state``, every rank its generators.
         """
-        if n < 0:
-            raise UsageError(f"epochs: {n} is below 0")
+        check_whole(n, name="epochs", minimum=0)
+        if not isinstance(state, Mapping):
+            raise UsageError(f"state: {state!r} is no mapping from names to what is to be saved, such as {{'model': model}}")
         items: dict[str, Stateful] = {}
         for name, item in state.items():
             if not _is_name(name):
@@ -372,7 +373,7 @@ class _Loop:
     def restore(self, allow_fresh: bool) -> None:
         """Load the newest whole checkpoint into the state, on every rank the same one; nothing on a new run."""
         spool, _ = self.run._begin()
-        reserved = spool.reserve()
+        reserved = self.run._reserve()
         directory = reserved / "restored"
         try:
             found, failure = self._fetch(directory, allow_fresh)

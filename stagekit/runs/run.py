@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -13,9 +14,10 @@ from types import TracebackType
 from typing import Literal, Self
 
 from ..config import StoreConfig, process_rank
-from ..errors import StagekitError, UsageError
+from ..errors import NotFound, OutOfSpace, StagekitError, UsageError
 from ..location import Location
 from ..progress import Event, Message, Subscriber
+from ..shards.manifest import MANIFEST
 from ..store import Where, open_store
 from ..store.base import Store
 from ..units import format_duration, format_size, parse_duration, parse_size
@@ -28,6 +30,7 @@ from .spool import Entry, Spool, default_dir
 from .sync import RunStatus, SyncSettings, Upload, Uploader
 
 _LOG = logging.getLogger("stagekit")
+_FULL_BYTES = 64 * 2**10  # what a full disk may have left: too little for the next block of a writer
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -89,7 +92,7 @@ class Run:
         if not 0 <= self.rank < self.world_size:
             raise UsageError(f"rank {self.rank} of {self.world_size}: ranks count from 0 to world_size - 1")
         self._where = where if isinstance(where, str | os.PathLike | Location) else None
-        self._opened: Store | None = None if self._where is not None else where  # type: ignore[assignment]  # Where without its path types
+        self._opened: Store | None = None if self._where is not None else open_store(where)
         self._config = store
         self._policy = Policy(keep_last, keep_every, tuple(keep_best) if keep_best is not None else None)  # type: ignore[arg-type]  # checked there
         self._base_model = base_model
@@ -120,6 +123,8 @@ class Run:
         self._resumed: Checkpoint | None = None
         self._dataset: str | None = None
         self._closed = False
+        self._looked = False
+        self._misplaced: UsageError | None = None
 
     @property
     def url(self) -> str:
@@ -139,7 +144,7 @@ class Run:
         with self._checkpoint(step, epoch, metrics, final) as directory:
             yield directory
         if self._uploader is not None:
-            self._uploader.raise_sticky()
+            self._raise_sticky(self._uploader)
 
     @contextmanager
     def _checkpoint(
@@ -147,17 +152,46 @@ class Run:
     ) -> Iterator[Path]:
         check_step(step)
         spool, uploader = self._begin()
-        reserved = spool.reserve()
+        reserved = self._reserve()
         try:
             yield reserved
-            entry = spool.accept(reserved, self._entry(uploader, step, epoch, metrics, final, passing=passing))
+            with self._spooling():
+                entry = spool.accept(reserved, self._entry(uploader, step, epoch, metrics, final, passing=passing))
             if not entry.files:
                 spool.remove(entry)
                 raise UsageError(f"step {step}: nothing was written into the checkpoint's directory, so there is nothing to save")
-        except BaseException:
+        except BaseException as error:
+            full = _is_full(error, reserved)  # told before what was written is removed
             spool.release(reserved)
+            if full:
+                raise OutOfSpace(
+                    f"saving step {step} of {self.url} to {spool.directory}: the disk is full; free some space, or give spool_dir= on "
+                    "another disk"
+                ) from error
             raise
         self._hand_over(uploader, entry)
+
+    def _reserve(self) -> Path:
+        """A new directory in the spool. Raises ``UsageError`` naming the spool when it cannot be written, ``OutOfSpace`` when full."""
+        spool, _ = self._begin()
+        with self._spooling():
+            return spool.reserve()
+
+    @contextmanager
+    def _spooling(self) -> Iterator[None]:
+        """Say what is wrong with the spool where Python would name a path that nobody gave."""
+        directory = self._spool_dir or default_dir()
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, StagekitError):
+                raise
+            what = f"saving to {self.url}: {directory}, where saves are kept until they are in the bucket, cannot be written"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OutOfSpace(f"{what}: the disk is full; free some space, or give spool_dir= on another disk") from error
+            raise UsageError(
+                f"{what} ({error.strerror or error}); set STAGEKIT_HOME, or give spool_dir=, to a directory that can be"
+            ) from error
 
     def submit(
         self,
@@ -178,9 +212,10 @@ class Run:
         source = Path(directory).expanduser().absolute()
         spool, uploader = self._begin()
         self.watch(source)
-        entry = spool.pin(source, self._entry(uploader, step, epoch, metrics, final))
+        with self._spooling():
+            entry = spool.pin(source, self._entry(uploader, step, epoch, metrics, final))
         upload = self._hand_over(uploader, entry)
-        uploader.raise_sticky()
+        self._raise_sticky(uploader)
         return upload
 
     def watch(self, directory: str | os.PathLike[str]) -> None:
@@ -225,6 +260,11 @@ class Run:
             world_size=self.world_size if uploader.joined else 1,
             base=uploader.generation or (self._resumed.name.generation if self._resumed is not None else 0),
         )
+
+    def _raise_sticky(self, uploader: Uploader) -> None:
+        if self._misplaced is not None:
+            raise self._misplaced
+        uploader.raise_sticky()
 
     def _hand_over(self, uploader: Uploader, entry: Entry) -> Upload:
         uploader.pinned(entry)
@@ -274,7 +314,7 @@ class Run:
 
         Every hash is checked; a damaged checkpoint is passed over with a warning that names file and hashes, or raises with ``strict``.
         Returns ``None`` for a new run. Raises when it cannot be told what the run has, or nothing of it is whole: training from scratch
-        would be the wrong answer. ``allow_fresh`` accepts that answer, with a warning.
+        would be the wrong answer. ``allow_fresh`` accepts that answer, with a warning. A data set at the run's URL is a ``UsageError``.
         """
         target = Path(directory).expanduser().absolute()
         refuse_target(target)
@@ -288,7 +328,9 @@ class Run:
                 raise
             self._on_event(Message(f"starting from scratch, as allow_fresh says, although {error}", "warning"))
             return None
-        if found is not None:
+        if found is None:
+            self._refuse_dataset()
+        else:
             try:
                 self.go_on_with(found)
             except StagekitError:
@@ -323,7 +365,7 @@ class Run:
         """
         _, uploader = self._begin()
         uploader.drain(timeout_s)
-        if (error := uploader.unsynced()) is not None:
+        if (error := self._misplaced or uploader.unsynced()) is not None:
             raise error
 
     def close(self) -> None:
@@ -345,7 +387,7 @@ class Run:
                 with suppress(StagekitError):  # the next writer is warned without need, no more
                     lease.close(self._store, uploader.held)
             spool.close()
-        if (error := uploader.unsynced()) is not None:
+        if (error := self._misplaced or uploader.unsynced()) is not None:
             raise error
 
     def finish_for_termination(self, left_s: float) -> None:
@@ -395,21 +437,42 @@ class Run:
     @property
     def _store(self) -> Store:
         if self._opened is None:
-            assert self._where is not None
+            assert self._where is not None  # else it was opened when the run was made
             self._opened = open_store(self._where, self._config, on_event=self._on_event)
         return self._opened
+
+    def _store_to_write(self) -> Store:
+        """The store, after a look that no data set lies there: what a run writes below one could be seen by nobody."""
+        if not self._looked:
+            self._refuse_dataset()
+            self._looked = True
+        return self._store
+
+    def _refuse_dataset(self) -> None:
+        try:
+            self._store.head(MANIFEST)
+        except NotFound:
+            return
+        location = self._location
+        other = (location if location.path in ("", "/") else location.parent) / "runs" / "first"
+        self._misplaced = UsageError(
+            f"saving to {self.url}: it is a data set, as it holds {MANIFEST}; give the run a URL of its own, such as {other}"
+        )
+        raise self._misplaced
 
     def _begin(self, *, join: tuple[int, str] | None = None) -> tuple[Spool, Uploader]:
         """Become a writer: a session in the spool, a note in the machine's home, and the backlog of dead processes."""
         if self._closed:
             raise UsageError(f"the run {self.url} was closed; make a new Run to save to it")
+        if self._misplaced is not None:
+            raise self._misplaced
         if self._uploader is not None and self._spool is not None:
             if self._pid != os.getpid():
                 raise UsageError(f"the run {self.url} is used in a forked child; only the process that made it may save")
         else:
             self._pid = os.getpid()
             self._spool = Spool(self._spool_dir or default_dir())
-            self._uploader = Uploader(self._spool, self.url, lambda: self._store, self._settings, self._on_event)
+            self._uploader = Uploader(self._spool, self.url, self._store_to_write, self._settings, self._on_event)
             if self._resumed is not None:
                 self._uploader.protect(self._resumed.name)
             self._remember()
@@ -426,7 +489,8 @@ class Run:
     def _adopt(self, spool: Spool, uploader: Uploader) -> None:
         if self.rank != 0:
             return
-        left = spool.adopt(self.url)
+        with self._spooling():
+            left = spool.adopt(self.url)
         waiting = [str(entry.step) for entry in left if entry.dropped is None]
         if waiting:
             self._on_event(
@@ -441,6 +505,19 @@ class Run:
             remember(self.url, self._config, self._spool.directory if self._spool else default_dir(), self._watched)
         except OSError as error:
             self._on_event(Message(f"this machine cannot note that it writes to {self.url}, so teardown must be told: {error}", "warning"))
+
+
+def _is_full(error: BaseException, directory: Path) -> bool:
+    """Whether ``error`` was raised because the disk of ``directory`` is full. Not every writer says so: ``torch.save`` hides the reason."""
+    if not isinstance(error, Exception) or isinstance(error, StagekitError):
+        return False
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if os.strerror(errno.ENOSPC) in str(error):
+        return True
+    with suppress(OSError):
+        return shutil.disk_usage(directory).free < _FULL_BYTES
+    return False
 
 
 def _numbers(metrics: Mapping[str, float]) -> Metrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import uuid
@@ -17,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from stagekit.errors import CheckpointError, Denied, StagekitError, UploadFailed, UsageError
+from stagekit.errors import CheckpointError, Denied, OutOfSpace, StagekitError, UploadFailed, UsageError
 from stagekit.hooks.loop import Epoch, Run, best_interval_s
 from stagekit.progress import Event, Message
 from stagekit.runs import catalog
@@ -25,11 +26,44 @@ from stagekit.runs.sync import SyncSettings
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 
+from ..made import make_dataset
 from .toy import Training
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 4
 BATCHES = 5
+
+
+@pytest.mark.parametrize(
+    ("n", "state", "words"),
+    [
+        (3, None, "state: None is no mapping from names to what is to be saved"),
+        (3, [nn.Linear(1, 1)], "state: .* is no mapping"),
+        ("3", {}, "epochs: '3' is no whole number"),
+        (2.5, {}, "epochs: 2.5 is no whole number"),
+        (-1, {}, "epochs: -1 is below 0"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(n: Any, state: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Run("memory://arguments/run").epochs(n, state=state)
+
+
+def test_a_loop_does_not_begin_where_a_data_set_lies(machine: Callable[..., Run], store: FaultStore) -> None:
+    make_dataset(store)
+    with pytest.raises(UsageError, match=r"is a data set, as it holds manifest\.json; give the run a URL of its own"):
+        next(iter(machine().epochs(1, state={"model": nn.Linear(1, 1)})))
+
+
+def test_a_full_disk_is_told_where_torch_hides_it(machine: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(*_: Any) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 662")
+
+    run = machine()
+    with pytest.raises(OutOfSpace, match=r"saving step 1 of memory://.* to .*disk-0: the disk is full"):
+        for _ in run.epochs(1, state={"model": nn.Linear(1, 1)}):
+            monkeypatch.setattr(torch, "save", save)
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
 
 
 class Stop(Exception):

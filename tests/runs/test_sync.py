@@ -55,7 +55,7 @@ def test_making_a_run_and_reading_it_writes_nothing(store: FaultStore, make_run:
     assert run.restore(tmp_path / "new") is None
     assert run.status().pending == ()
     run.close()
-    assert {call.operation for call in store.calls} == {"children", "list", "get"}
+    assert {call.operation for call in store.calls} == {"children", "list", "get", "head"}
     assert list(tmp_path.iterdir()) == []
 
 
