@@ -47,18 +47,24 @@ class Decoder:
     ``decode`` is ``"auto"`` (by extension), ``None`` (bytes stay bytes), or a mapping from field (or last extension) to a function of
     the bytes, ``None`` meaning that they stay; fields it does not name are decoded by extension. ``fields`` are the data set's: one that
     holds pickles and is not named is refused here, before anything is read (``UsageError``). Where they are not known (``None``), each is
-    looked at when it is first met.
+    looked at when it is first met. ``unused`` are the names in ``decode`` that mean no field.
     """
 
     def __init__(self, decode: Decode, fields: Iterable[str] | None) -> None:
         if not (decode is None or decode == "auto" or isinstance(decode, Mapping)):
             raise UsageError(f"decode: {decode!r} is none of 'auto', None, or a mapping from field to function")
+        if isinstance(decode, Mapping):
+            for name, function in decode.items():
+                if function is not None and not callable(function):
+                    raise UsageError(f"decode: {function!r} for {name!r} is no function of the field's bytes; None keeps them as they are")
         self._functions: dict[str, Function | None] = {}
         self._decode = decode
         self._learns = fields is None and decode is not None
+        self._used: set[str] = set()
         if decode is not None:
             for field in fields or ():
                 self._functions[field] = self._choose(field)
+        self.unused = [] if fields is None or not isinstance(decode, Mapping) else sorted(map(str, decode.keys() - self._used))
         self.active = self._learns or any(self._functions.values())
 
     def __reduce__(self) -> tuple[type[Decoder], tuple[Decode, tuple[str, ...] | None]]:
@@ -68,9 +74,10 @@ class Decoder:
     def _choose(self, field: str) -> Function | None:
         last = field.rpartition(".")[2]
         if isinstance(self._decode, Mapping):
-            for name in (field, last):
-                if name in self._decode:
-                    return self._decode[name]
+            named = [name for name in (field, last) if name in self._decode]
+            self._used.update(named)  # an extension is of use even where each field that has it is named itself
+            if named:
+                return self._decode[named[0]]
         if last in _PICKLES:
             raise UsageError(
                 f"the field {field!r} holds pickles, and unpickling runs whatever code they name; if you trust whoever made this data set, "

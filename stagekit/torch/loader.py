@@ -19,7 +19,7 @@ from ..progress import Message, Subscriber, ignore
 from ..stream.mix import Mix, MixReader
 from ..stream.reader import OnBad, Reader
 from ..stream.tars import TarReader, Tars
-from ..units import format_count
+from ..units import check_whole, format_count
 from .batches import Assembly, Collate, together
 from .collate import collate as default_collate
 from .decode import Decode
@@ -109,14 +109,13 @@ class StreamLoader:
         store: StoreConfig | None = None,
         on_event: Subscriber = ignore,
     ) -> None:
-        if batch_size < 1:
-            raise UsageError(f"batch_size: {batch_size} is below 1")
-        if threads < 0:
-            raise UsageError(f"threads: {threads} is below 0")
-        if workers < 0:
-            raise UsageError(f"workers: {workers} is below 0")
-        if virtual_ranks is not None and virtual_ranks < 1:
-            raise UsageError(f"virtual_ranks: {virtual_ranks} is below 1")
+        check_whole(batch_size, name="batch_size", minimum=1)
+        check_whole(threads, name="threads", minimum=0)
+        check_whole(workers, name="workers", minimum=0)
+        if virtual_ranks is not None:
+            check_whole(virtual_ranks, name="virtual_ranks", minimum=1)
+        if not callable(collate):
+            raise UsageError(f"collate: {collate!r} is no function of a list of samples")
         check_ranks(rank, world_size)
         self.batch_size = batch_size
         self.drop_last = drop_last

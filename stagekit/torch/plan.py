@@ -19,7 +19,7 @@ from ..stream.mix import Mix, MixReader, plan_mix_memory
 from ..stream.reader import Bad, Budget, OnBad, Reader, plan_memory
 from ..stream.tars import TarReader, Tars, names_tars
 from ..transfer.fetch import PIECE
-from ..units import format_count, format_duration, format_size, parse_size
+from ..units import check_whole, format_count, format_duration, format_size, parse_size
 from .decode import Decode, Decoder
 
 Transform = Callable[[Sample], Any]
@@ -161,12 +161,14 @@ class Plan:
     ) -> None:
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise UsageError(f"seed: {seed!r} is no whole number")
-        if window < 1:
-            raise UsageError(f"window: {window} is below 1 block")
-        if connections < 1:
-            raise UsageError(f"connections: {connections} is below 1")
+        check_whole(window, name="window", minimum=1, unit=" block")
+        check_whole(connections, name="connections", minimum=1)
+        if transform is not None and not callable(transform):
+            raise UsageError(f"transform: {transform!r} is no function of a sample")
         if on_bad not in ("raise", "skip"):
             raise UsageError(f"on_bad: {on_bad!r} is neither 'raise' nor 'skip'")
+        if stall_timeout_s is not None and (isinstance(stall_timeout_s, bool) or not isinstance(stall_timeout_s, int | float)):
+            raise UsageError(f"stall_timeout_s: {stall_timeout_s!r} is no number of seconds; None waits for ever")
         if stall_timeout_s is not None and stall_timeout_s <= 0:
             raise UsageError(f"stall_timeout_s: {stall_timeout_s} is not above 0; None waits for ever")
         config = store or StoreConfig()
@@ -190,7 +192,15 @@ class Plan:
                 where, cache_dir=cache_dir, cache_limit=cache_limit, store=config, allow_mount=allow_mount, on_event=on_event
             )
         self.shuffle, self.seed, self.window = bool(shuffle), seed, window
-        self.make = Maker(Decoder(decode, self.dataset.fields), transform, on_bad, str(self.dataset.location))
+        decoder = Decoder(decode, self.dataset.fields)
+        self.make = Maker(decoder, transform, on_bad, str(self.dataset.location))
+        if decoder.unused:
+            fields = ", ".join(sorted(self.dataset.fields or ()))
+            text = (
+                f"decode: {self.dataset.location} has no field {' and no field '.join(map(repr, decoder.unused))}; its fields are {fields}"
+            )
+            on_event(Message(text, "warning"))
+            warnings.warn(text, UserWarning, stacklevel=3)
         self.connections = connections
         self.memory = parse_size(memory, name="memory")
         self.on_bad: OnBad = on_bad

@@ -6,12 +6,16 @@ import torch.distributed
 
 from ..config import has_launcher, process_rank
 from ..errors import UsageError
+from ..units import check_whole
 
 
 def check_ranks(rank: int | None, world_size: int | None) -> None:
-    """Raise ``UsageError`` for a rank without a world size, the other way round, or one outside the other."""
+    """Raise ``UsageError`` for a rank without a world size, the other way round, one outside the other, or no whole number."""
     if (rank is None) != (world_size is None):
         raise UsageError("rank and world_size belong together: give both, or neither to take those of the process group")
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if value is not None:
+            check_whole(value, name=name, minimum=0)
     if rank is not None and world_size is not None and not 0 <= rank < world_size:
         raise UsageError(f"rank: {rank} is not in a world of {world_size} (0 to {world_size - 1})")
 

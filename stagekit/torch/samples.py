@@ -20,6 +20,7 @@ from ..store import Where
 from ..stream.mix import Mix
 from ..stream.reader import OnBad
 from ..stream.tars import Tars, names_tars
+from ..units import check_whole
 from .decode import Decode
 from .doubled import refuse_double_split
 from .plan import Made, Plan, Receipt, Transform, receipt_of
@@ -69,8 +70,7 @@ class StreamDataset(IterableDataset[Any]):
         store: StoreConfig | None = None,
         on_event: Subscriber = ignore,
     ) -> None:
-        if batch_size < 1:
-            raise UsageError(f"batch_size: {batch_size} is below 1")
+        check_whole(batch_size, name="batch_size", minimum=1)
         if names_tars(source):
             raise UsageError(
                 f"StreamDataset divides samples among workers, and of plain tars like {source} nobody knows how many they have; make them "

@@ -164,6 +164,12 @@ class TestChoosing:
         assert decoded("cls", b"1", None) == b"1"
         assert not Decoder(None, ["cls"]).active
 
+    def test_names_that_mean_no_field(self) -> None:
+        assert Decoder({"cls": None, "png": None, "seg.png": None}, ["cls", "seg.png"]).unused == []
+        assert Decoder({"json": None}, ["meta.json.gz"]).unused == []
+        assert Decoder({"jpg": None, "cls": None}, ["cls"]).unused == ["jpg"]
+        assert Decoder({"jpg": None}, None).unused == []
+
     def test_functions_of_ones_own_by_field_or_last_extension(self) -> None:
         assert decoded("seg.png", b"x", {"seg.png": len, "png": str}) == 1
         assert decoded("seg.png", b"x", {"png": len}) == 1

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -596,7 +597,20 @@ class TestFaults:
         ("options", "words"),
         [
             ({"batch_size": 0}, "batch_size: 0 is below 1"),
+            ({"batch_size": 2.5}, "batch_size: 2.5 is no whole number"),
+            ({"batch_size": "a"}, "batch_size: 'a' is no whole number"),
+            ({"batch_size": True}, "batch_size: True is no whole number"),
             ({"threads": -1}, "threads: -1 is below 0"),
+            ({"threads": 1.0}, "threads: 1.0 is no whole number"),
+            ({"workers": "2"}, "workers: '2' is no whole number"),
+            ({"virtual_ranks": 2.0}, "virtual_ranks: 2.0 is no whole number"),
+            ({"rank": "0", "world_size": 2}, "rank: '0' is no whole number"),
+            ({"transform": 5}, "transform: 5 is no function"),
+            ({"collate": 3}, "collate: 3 is no function"),
+            ({"decode": {"cls": 3}}, "decode: 3 for 'cls' is no function"),
+            ({"window": 1.5}, "window: 1.5 is no whole number"),
+            ({"connections": None}, "connections: None is no whole number"),
+            ({"stall_timeout_s": "1min"}, "stall_timeout_s: '1min' is no number of seconds"),
             ({"virtual_ranks": 0}, "virtual_ranks: 0 is below 1"),
             ({"window": 0}, "window: 0 is below 1 block"),
             ({"connections": 0}, "connections: 0 is below 1"),
@@ -610,6 +624,16 @@ class TestFaults:
     def test_arguments_that_cannot_be_meant(self, store: FaultStore, options: dict[str, Any], words: str) -> None:
         with pytest.raises(UsageError, match=words):
             loader(store, **options)
+
+    def test_a_field_that_is_not_there_is_told(self, store: FaultStore) -> None:
+        told: list[Event] = []
+        with pytest.warns(UserWarning, match=r"has no field 'clss'; its fields are cls$"):
+            made = loader(store, decode={"clss": int, "cls": bytes}, on_event=told.append)
+        assert [event.level for event in told if isinstance(event, Message)] == ["warning"]
+        assert next(iter(made))["cls"][0] in [b"%d" % number for number in range(60)]
+
+    def test_numbers_of_numpy_are_numbers(self, store: FaultStore) -> None:
+        assert len(list(loader(store, np.int64(4), threads=np.int32(0)))) == 15
 
 
 class TestLeaving:
