@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..config import StoreConfig
-from ..errors import SourceError, StagekitError, StoreError, UsageError
+from ..errors import ManifestError, SourceError, StagekitError, StoreError, Unreachable, UsageError
 from ..location import Location
 from ..mounts import refuse_mount
 from ..progress import Event, Message, Stage, Subscriber, ignore
@@ -157,7 +157,8 @@ def source_of(
 ) -> Source:
     """The source for what a person named: a folder, a table, the objects below a URL, or a ``Source`` as it is.
 
-    A folder on a mounted bucket is refused untouched. ``store`` is how to reach a URL.
+    A folder on a mounted bucket is refused untouched. ``store`` is how to reach a URL. Raises ``UsageError`` for a published data set,
+    unless its files are asked for by ``source_format="files"``.
     """
     of_files = bool(labels or include or exclude or dots != "refuse" or symlinks != "follow")
     if isinstance(file_columns, str):
@@ -174,10 +175,14 @@ def source_of(
     location = Location.parse(source)
     if not location.is_directory:
         table_source(location, source_format, row_options, on_bad)  # refuses what only means something on this machine's disk
+        if source_format == "auto":
+            _refuse_dataset(location, store)
         return PrefixSource(location, rules, store)
     warning = refuse_mount(location.path, "packing the small files of", allow_mount=allow_mount).warning
     if warning:
         on_event(Message(warning, "warning"))
+    if source_format == "auto":
+        _refuse_dataset(location, store)
     table = table_source(location, source_format, row_options, on_bad)
     if table is not None:
         if of_files:
@@ -187,6 +192,22 @@ def source_of(
             )
         return table
     return FolderSource(location.path, rules, symlinks)
+
+
+def _refuse_dataset(location: Location, store: StoreConfig | None) -> None:
+    """Raise ``UsageError`` where a published data set lies: its shards are no raw files. A ``manifest.json`` of another kind may be one."""
+    try:
+        local = location.is_directory
+        data = (location.local_path / MANIFEST).read_bytes() if local else bytes(open_store(location, store).get(MANIFEST))
+        Manifest.from_bytes(data, source=str(location / MANIFEST))
+    except (Unreachable, TimeoutError):
+        raise
+    except (OSError, ManifestError):  # "no such object" as well: whoever lists the source says what else is wrong
+        return
+    raise UsageError(
+        f"packing {location}: it is a published data set already; stagekit pull {location} DIRECTORY copies it. Were source "
+        "and destination swapped? To pack its files as they are, say --source-format files"
+    )
 
 
 def shard(

@@ -49,12 +49,26 @@ class PrefixSource:
         files = Files(self.name, self.rules)
         refused: set[str] = set()
         entered: set[str] = set()
+        empty = True
         for info in self._store().list():
+            empty = False
             if info.key.endswith("/"):
                 continue
             if self._enter(files, info.key, entered, refused):
                 files.add(info.key, info.size, info.etag)
+        if empty:
+            self._refuse_object()
         return files.listing()
+
+    def _refuse_object(self) -> None:
+        """Say so when the URL is that of one object, with nothing below it."""
+        if not isinstance(self.where, Location) or not self.where.path:
+            return
+        try:
+            open_store(self.where.parent, self.config).head(self.where.name)
+        except (NotFound, Denied):
+            return
+        raise SourceError(f"reading {self.location}: it is one object; a source is the prefix below which the files to pack lie")
 
     def _enter(self, files: Files, key: str, entered: set[str], refused: set[str]) -> bool:
         """Whether every directory on the way to ``key``, and itself, may be packed; each directory is asked for and counted once."""

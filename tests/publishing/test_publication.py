@@ -726,3 +726,20 @@ def test_location_names(raw: Path, tmp_path: Path) -> None:
     done = run(raw, Location.parse(tmp_path / "out"))
     assert done.record["url"] == str(tmp_path / "out")
     assert isinstance(open_store(tmp_path / "out"), DirectoryStore)
+
+
+@pytest.mark.parametrize("kind", ["directory", "URL"])
+def test_a_data_set_is_no_raw_data(raw: Path, tmp_path: Path, kind: str) -> None:
+    dest = str(tmp_path / "digits") if kind == "directory" else f"memory://{tmp_path.name}/digits"
+    run(raw, dest)
+    with pytest.raises(
+        UsageError, match=rf"packing {dest}: it is a published data set already; stagekit pull {dest} DIRECTORY copies it.*swapped"
+    ):
+        source_of(dest)
+    assert publish(source_of(dest, source_format="files"), f"memory://{tmp_path.name}/other", shard_size="10MiB").manifest.samples > 0
+
+
+@pytest.mark.parametrize("content", [b"{}", b"not JSON", b'{"format": "other"}'])
+def test_a_manifest_of_another_kind_is_raw_data(raw: Path, content: bytes) -> None:
+    (raw / "manifest.json").write_bytes(content)
+    assert source_of(raw).listing().samples

@@ -45,6 +45,14 @@ def fill(store: Store) -> Store:
     return store
 
 
+def test_one_object_is_no_source(tmp_path: Path) -> None:
+    fill(MemoryStore(f"memory://{tmp_path.name}/raw"))
+    with pytest.raises(SourceError, match=r"reading memory://.*/raw/b/x\.jpg: it is one object; a source is the prefix"):
+        PrefixSource(Location.parse(f"memory://{tmp_path.name}/raw/b/x.jpg")).listing()
+    with pytest.raises(SourceError, match="there is no file to pack in it"):
+        PrefixSource(Location.parse(f"memory://{tmp_path.name}/nothing")).listing()
+
+
 def content(source: PrefixSource, sample: PlannedSample) -> dict[str, bytes]:
     return {name: b"".join(map(bytes, pieces)) for name, _, pieces in source.read(sample)}
 
