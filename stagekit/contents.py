@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Literal
 
 from .errors import CheckpointError, ManifestError, NotFound
+from .location import Location
 from .runs import catalog
-from .runs.layout import RUN_JSON, Checkpoint, Selector
+from .runs.layout import RUN_JSON, Checkpoint, Selector, parse_reference
 from .shards.manifest import MANIFEST
 from .store.base import Store
 
@@ -29,8 +30,19 @@ def nothing(store: Store, doing: str) -> ManifestError:
     """The error for a place that is neither; ``doing`` as in "pulling"."""
     return ManifestError(
         f"{doing} {store.location}: it is neither a data set nor a run, as it holds neither {MANIFEST} nor {RUN_JSON}; "
-        f"stagekit ls {store.location} tells what is there"
+        f"stagekit ls {store.location} tells what is there{misnamed(store.location)}"
     )
+
+
+def misnamed(location: Location) -> str:
+    """What to add where nothing lies at ``location``: how checkpoints are named, when one seems to be meant."""
+    run, at, selector = location.name.rpartition("@")
+    if not at or not run:
+        return ""
+    name = str(location).removesuffix(f"@{selector}")
+    if parse_reference(str(location))[0] == name:
+        return f". For a checkpoint of the run {name}: stagekit info {location}"
+    return f". If a checkpoint of {name} is meant, {selector!r} is none of a step's number, latest and best"
 
 
 def refuse_selector(url: str, asked: str, doing: str) -> None:

@@ -202,6 +202,7 @@ def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
     assert demo.end() == 143
     assert processes_at(tmp_path) == []
     assert not (tmp_path / "stagekit-demo").exists()
+    assert demo.records[-1]["text"].startswith("ended by SIGTERM; every process of the demo has ended, and stagekit-demo is gone")
 
 
 def test_even_kill_9_leaves_no_process_behind(tmp_path: Path) -> None:

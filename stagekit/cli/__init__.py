@@ -32,7 +32,7 @@ import click
 
 from .. import __version__
 from ..errors import StagekitError
-from .exits import Exit, exit_of
+from .exits import Exit, Terminated, exit_of
 from .output import error_line
 
 # name → (module in this package, what it does). The sentence is the command's own first one, so that --help needs no import.
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         error_line("Interrupted", "interrupted; what was finished stays, and the same command continues", as_json=as_json)
         return Exit.INTERRUPTED
-    except _Terminated:
+    except Terminated:
         error_line("Terminated", "ended by SIGTERM; what was finished stays, and the same command continues", as_json=as_json)
         return Exit.TERMINATED
     except BrokenPipeError:
@@ -108,8 +108,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return Exit.FAILED
     except (StagekitError, OSError) as error:
+        if _is_about_stdout(error):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try again when it flushes at exit
+            reason = getattr(error, "strerror", None) or error
+            error_line("OutputError", f"writing to standard output: {reason}; what was to be shown is cut short", as_json=False)
+            return Exit.FAILED
         error_line(type(error).__name__, str(error), as_json=as_json)
         return exit_of(error)
+
+
+def _is_about_stdout(error: BaseException) -> bool:
+    """Whether ``error`` says that standard output takes nothing, as with a full disk behind it: it names no file, printing raised it."""
+    if not isinstance(error, OSError) or isinstance(error, StagekitError) or error.filename is not None:
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = str(trace.tb_frame.f_globals.get("__name__")) if trace is not None else ""
+    return module.startswith(("click.", __name__))
 
 
 def _open_missing_streams() -> None:
@@ -120,14 +136,10 @@ def _open_missing_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123 - open for as long as the process lives
 
 
-class _Terminated(BaseException):
-    """SIGTERM, raised in the main thread so that every with-block is left properly."""
-
-
 @contextmanager
 def _sigterm_as_exception() -> Iterator[None]:
     def terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature is Python's
-        raise _Terminated
+        raise Terminated
 
     before: Callable[..., Any] | int | None
     try:

@@ -9,7 +9,7 @@ import click
 from ..config import StoreConfig
 from ..progress import Message
 from ..units import format_duration
-from .exits import Exit
+from .exits import Exit, Terminated
 from .options import Printer, store_options
 
 
@@ -35,10 +35,11 @@ def command(url: str | None, keep: bool, directory: Path, store: StoreConfig, pr
 
     try:
         result = show(url, directory, keep=keep, store=None if url is None else store, tell=printer.data, on_event=printer.on_event)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as error:
+        ended, code = ("ended by SIGTERM", Exit.TERMINATED) if isinstance(error, Terminated) else ("interrupted", Exit.INTERRUPTED)
         left = f"{directory} is gone" if url is None else f"what was written below {url} stays; remove it before the next demo there"
-        printer.on_event(Message(f"interrupted; every process of the demo has ended, and {left}", "error"))
-        return Exit.INTERRUPTED
+        printer.on_event(Message(f"{ended}; every process of the demo has ended, and {left}", "error"))
+        return code
     summary = [
         f"held-out accuracy   {result.accuracy:.4f}",
         f"resumed at          epoch {result.resumed_epoch}, sample {result.resumed_sample:,}",

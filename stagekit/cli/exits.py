@@ -30,6 +30,10 @@ MEANINGS: dict[Exit, str] = {
 }
 
 
+class Terminated(BaseException):
+    """SIGTERM, raised in the main thread so that every with-block is left properly."""
+
+
 def exit_of(error: StagekitError | OSError) -> Exit:
     """The exit code for an error that a command ended with."""
     return Exit.USAGE if isinstance(error, UsageError) else Exit.FAILED

@@ -19,6 +19,7 @@ def command(url: str, store: StoreConfig, printer: Printer) -> None:
 
     At a run it lists the run's checkpoints; elsewhere what lies directly below.
     """
+    from ..contents import misnamed
     from ..report import ls
 
     entries = ls(url, store=store, on_event=printer.on_event)
@@ -26,4 +27,5 @@ def command(url: str, store: StoreConfig, printer: Printer) -> None:
     for line, entry in zip(lines, entries, strict=True):
         printer.data(line, {"event": "entry", **entry.record})
     if not entries:
-        printer.on_event(Message(f"nothing lies below {Location.parse(url)}"))
+        location = Location.parse(url)
+        printer.on_event(Message(f"nothing lies below {location}{misnamed(location)}"))

@@ -127,6 +127,20 @@ def test_ls_says_so_when_nothing_is_there(place: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out) == {"event": "message", "level": "info", "text": f"nothing lies below {place}/digist"}
 
 
+def test_a_checkpoint_that_is_misnamed_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("abc", "-1", "1200.0", "Latest"):
+        url = f"{place}/run@{name}"
+        for arguments in (["info", url], ["verify", url], ["pull", url, str(place / "out")]):
+            assert main(arguments) == 1
+            assert (
+                f"If a checkpoint of {place}/run is meant, {name!r} is none of a step's number, latest and best" in capsys.readouterr().err
+            )
+        assert main(["ls", url]) == 0
+        assert f"{name!r} is none of" in capsys.readouterr().err
+    assert main(["ls", f"{place}/run@1200"]) == 0
+    assert f"For a checkpoint of the run {place}/run: stagekit info {place}/run@1200\n" in capsys.readouterr().err
+
+
 def test_info(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", f"{place}/digits", "--peek", "1"]) == 0
     assert "sample     000000: txt '0'" in capsys.readouterr().out
@@ -191,6 +205,15 @@ def test_closed_streams_are_no_traceback(place: Path) -> None:
             ended = subprocess.run(["sh", "-c", f'"$@" {redirection}', "sh", *STAGEKIT, "ls", str(url)], capture_output=True, text=True)
             assert ended.returncode == code, (redirection, ended)
             assert "Traceback" not in ended.stderr + ended.stdout, redirection
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--json"], ["info", "--peek", "3"], ["--help"]])
+def test_a_full_disk_behind_standard_output_is_named(arguments: list[str], place: Path) -> None:
+    url = [] if arguments == ["--help"] else [str(place / "digits")]
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        ended = subprocess.run([*STAGEKIT, *arguments, *url], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "stagekit: error: writing to standard output: No space left on device; what was to be shown is cut short\n"
 
 
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "SIGTERM")])
