@@ -401,15 +401,15 @@ class Run:
         if self._uploader is None or self._pid != os.getpid():
             return None
         status = self._uploader.status()
-        if status.pending:
-            self._on_event(
-                Message(
-                    f"{len(status.pending)} checkpoints ({format_size(status.pending_bytes)}) are not in {self.url} yet; sending them for "
-                    f"at most {format_duration(self._drain_s)}, ctrl-C leaves at once",
-                    "warning",
-                )
-            )
         try:
+            if status.pending:  # within the try: the second ctrl-C may come as soon as this is read
+                self._on_event(
+                    Message(
+                        f"{len(status.pending)} checkpoints ({format_size(status.pending_bytes)}) are not in {self.url} yet; "
+                        f"sending them for at most {format_duration(self._drain_s)}, ctrl-C leaves at once",
+                        "warning",
+                    )
+                )
             self.close()
         except StagekitError as error:
             return str(error)
