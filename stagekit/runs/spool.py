@@ -371,7 +371,7 @@ class Spool:
         return sorted(adopted, key=lambda entry: (entry.saved_s, entry.counter))
 
     def close(self) -> None:
-        """End this session. Entries that are left can be adopted by another process at once."""
+        """End the session. Entries that are left can be adopted by another process at once."""
         with self._lock:
             if self._session_file is None:
                 return
@@ -439,7 +439,7 @@ def is_alive(entry: Entry) -> bool:
 
 
 def _is_over(file: int) -> bool:
-    """Whether the process that made this session file has ended. Takes the lock when it has."""
+    """Whether the process behind a session's file has ended. Takes the lock when it has."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True

@@ -403,7 +403,7 @@ class Uploader:
 
     @property
     def generation(self) -> int:
-        """The generation this session has taken or joined; 0 before it has."""
+        """The generation that was taken or joined; 0 before."""
         if self._joined is not None:
             return self._joined[0]
         return self._lease.generation if self._lease is not None else 0
