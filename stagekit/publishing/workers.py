@@ -135,7 +135,13 @@ class WorkerProcesses(Executor):
 
 
 def _start() -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", _BOOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # The terminal sends Ctrl-C to every process, and the parent decides what it means. A process is born with its parent's mask: from
+    # its first instruction on, before there is Python to ignore the signal, it prints no traceback of its own.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        process = subprocess.Popen([sys.executable, "-c", _BOOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert process.stdin is not None
     with suppress(OSError):  # a worker that dies at once is reported with its first job
         pickle.dump(sys.path, process.stdin)
@@ -159,7 +165,6 @@ def serve(jobs: IO[bytes]) -> None:
     """The worker's main loop: run jobs from ``jobs`` until it ends, and answer on what was standard output."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a job prints must not get between the answers
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to every process; the parent decides what it means
     signal.signal(signal.SIGTERM, _leave)
     received: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     busy = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,8 +51,10 @@ def test_another_plan_is_refused_while_a_run_is_alive_and_does_not_disturb_it(ra
     for line in first.stdout:
         if json.loads(line).get("name") == "claimed":
             break
+    first.send_signal(signal.SIGSTOP)  # alive for as long as the other one takes
     second = start(raw, tmp_path / "out", "--shard-size", "32KiB", "--takeover")
     _, err = second.communicate()
+    first.send_signal(signal.SIGCONT)
     assert second.returncode == 1
     assert f"process {first.pid} on " in err
     assert "is publishing other data (or with other options) there right now; wait until it has ended" in err
