@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import CheckpointError, MissingExtra, StagekitError, UsageError
+from ..location import Location
 from ..progress import Message
 from ..runs import catalog, ending
 from ..runs import run as runs
@@ -143,8 +144,10 @@ class Run(runs.Run):
             self._finish_backlog()
         if ranks.several:
             self._share_session(ranks)
-        digest = getattr(getattr(state.get("loader"), "dataset", None), "digest", None)
+        dataset = getattr(state.get("loader"), "dataset", None)
+        digest, place = getattr(dataset, "digest", None), getattr(dataset, "location", None)
         self._dataset = digest if isinstance(digest, str) else None
+        self.made_with(dataset=self._dataset, dataset_url=str(place) if isinstance(place, Location) else None)
         _, uploader = self._begin()
         termination = ending.Termination(self.grace_s, uploader.hurry)
         loop = _Loop(self, ranks, state, every_s, termination, monotonic)
@@ -279,6 +282,8 @@ class _Loop:
 
     def _boundary(self) -> None:
         self._boundaries += 1
+        if self.ranks.rank == 0:
+            self.run.heartbeat(self._step)
         # Without every= the ranks agree only where the loader makes sure that all of them come by here equally often.
         agrees = self._every_s is not None or (self._tells and not self._explicit)
         if self.ranks.several and (not agrees or self._boundaries % _AGREE_EVERY):

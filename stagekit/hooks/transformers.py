@@ -23,13 +23,14 @@ from ..runs import catalog
 from ..runs.layout import Checkpoint, CheckpointName, Selector
 from ..runs.restore import restore_checkpoint
 from ..runs.run import Run
+from ..saves.trainer import STATE, Expected, epochs_of, is_weights, metrics_of, read_state, step_of
+from ..saves.whole import files
 from ..store import Where
 from ..transfer.put import file_sha256
 from .base_model import base_model_of
 from .exchange import finish_backlog, is_same
 from .ranks import Ranks
-from .saved import files
-from .trainer_files import STATE, Expected, is_weights, metrics_of, read_state, step_of
+from .trainer_files import expected_by
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -176,7 +177,7 @@ class StagekitCallback(TrainerCallback):
         self._attach(args, kwargs.get("model"))
         if not state.is_world_process_zero or self._output is None:
             return
-        self._expected = Expected.of(args)
+        self._expected = expected_by(args)
         self._waiting.clear()
         self._before = {path: _stat(path) for path in files(self._output)} if self._output.is_dir() else {}
         self.run.watch(self._output)
@@ -187,6 +188,8 @@ class StagekitCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The same. This is the last chance before the next save rotates: no rank gets past a step that another has not reached."""
+        if state.is_world_process_zero:
+            self.run.heartbeat(state.global_step)
         self._offer_waiting()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -261,7 +264,7 @@ class StagekitCallback(TrainerCallback):
             return
         self._handed_over[directory] = now
         state = read_state(directory)
-        self.run.submit(directory, step=step, epoch=_epochs(state), metrics=metrics_of(state))
+        self.run.submit(directory, step=step, epoch=epochs_of(state), metrics=metrics_of(state))
 
     def _is_new(self, path: Path) -> bool:
         return self._before.get(path) != _stat(path)
@@ -304,7 +307,7 @@ class StagekitCallback(TrainerCallback):
         newest = max((path for path in self._handed_over if path.is_dir()), key=lambda path: step_of(path) or 0, default=None)
         state = read_state(newest) if newest is not None else {}
         number = step_of(newest) if newest is not None else step
-        with self.run._checkpoint(number or 0, _epochs(state), metrics_of(state), True) as directory:
+        with self.run._checkpoint(number or 0, epochs_of(state), metrics_of(state), True) as directory:
             if newest is not None:
                 for path in files(newest):
                     _place(path, directory / path.relative_to(newest))
@@ -329,12 +332,6 @@ class StagekitCallback(TrainerCallback):
             return bool(same_size) and file_sha256(path) in map(file_sha256, same_size)
 
         return candidates if any(is_weights(path) and not is_held(path) for path in candidates) else []
-
-
-def _epochs(state: dict[str, Any]) -> int | None:
-    """Epochs finished, from the Trainer's fraction of epochs."""
-    epoch = state.get("epoch")
-    return int(epoch + 1e-6) if isinstance(epoch, int | float) else None
 
 
 def _stat(path: Path) -> _Stat:

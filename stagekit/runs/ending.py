@@ -44,6 +44,11 @@ def watch(run: Draining) -> None:
     _runs.add(run)
 
 
+def open_runs() -> list[Draining]:
+    """Those that this process has begun to write to and not closed."""
+    return list(_runs) if _pid == os.getpid() else []
+
+
 def forget(run: Draining) -> None:
     """``run`` was closed."""
     _runs.discard(run)

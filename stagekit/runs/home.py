@@ -1,4 +1,5 @@
-"""What this machine remembers of its runs: which URLs it wrote to, where their pending saves lie, which directories they came from.
+"""What this machine remembers of its runs: which URLs it wrote to, where their pending saves lie, which directories they came from, and
+where their trainings were started.
 
 One small file per run under the machine's home (``config.home_directory``). ``stagekit teardown`` looks there when it is not told what to
 look at.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 
 from ..config import StoreConfig, home_directory
 from ..errors import ManifestError
@@ -19,12 +21,17 @@ from .layout import seal, unseal
 
 @dataclass(frozen=True, slots=True)
 class KnownRun:
-    """A run that was written from this machine, with the spools and watched directories of all its trainings, sorted."""
+    """A run that was written from this machine, with the spools, the watched and the working directories of all its trainings, sorted.
+
+    ``datasets`` are those that they streamed, by digest.
+    """
 
     url: str
     store: StoreConfig | None
     spools: tuple[Path, ...]
     watched: tuple[Path, ...]
+    working: tuple[Path, ...] = ()
+    datasets: Mapping[str, str] = field(default_factory=dict)
 
 
 def known_runs(home: Path | None = None) -> list[KnownRun]:
@@ -33,17 +40,28 @@ def known_runs(home: Path | None = None) -> list[KnownRun]:
     return sorted((_read(path) for path in folder.glob("*.json")), key=lambda known: known.url)
 
 
-def remember(url: str, store: StoreConfig | None, spool: Path, watched: Iterable[Path] = (), *, home: Path | None = None) -> None:
+def remember(
+    url: str,
+    store: StoreConfig | None,
+    spool: Path,
+    watched: Iterable[Path] = (),
+    *,
+    working: Path | None = None,
+    datasets: Mapping[str, str] = MappingProxyType({}),
+    home: Path | None = None,
+) -> None:
     """Note that this machine writes to ``url``; what was noted before stays. Raises ``OSError`` when the home cannot be written."""
-    folder = (home or home_directory()) / "runs"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+    path = record_path(url, home or home_directory())
+    path.parent.mkdir(parents=True, exist_ok=True)
     spools, directories = {spool.absolute()}, {directory.absolute() for directory in watched}
+    places = {working.absolute()} if working is not None else set()
     if path.exists():
         before = _read(path)
         spools.update(before.spools)
         directories.update(directory for directory in before.watched if directory.exists())  # rotated checkpoints do not pile up
-        if before == KnownRun(url, store, tuple(sorted(spools)), tuple(sorted(directories))):
+        places.update(directory for directory in before.working if directory.exists())
+        datasets = {**before.datasets, **datasets}
+        if before == KnownRun(url, store, tuple(sorted(spools)), tuple(sorted(directories)), tuple(sorted(places)), datasets):
             return
     values = {
         "format": "stagekit-known-run",
@@ -52,10 +70,17 @@ def remember(url: str, store: StoreConfig | None, spool: Path, watched: Iterable
         "store": asdict(store) if store is not None else None,
         "spools": sorted(map(str, spools)),
         "watched": sorted(map(str, directories)),
+        "working": sorted(map(str, places)),
+        "datasets": dict(sorted(datasets.items())),
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(seal(values))
     temporary.replace(path)
+
+
+def record_path(url: str, home: Path) -> Path:
+    """Where ``home`` keeps what it knows of the run at ``url``."""
+    return home / "runs" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
 
 
 def _read(path: Path) -> KnownRun:
@@ -68,6 +93,8 @@ def _read(path: Path) -> KnownRun:
             store=StoreConfig(**{key: value for key, value in store.items() if key in known}) if store is not None else None,
             spools=tuple(Path(item) for item in values["spools"]),
             watched=tuple(Path(item) for item in values["watched"]),
+            working=tuple(Path(item) for item in values.get("working", ())),
+            datasets={str(digest): str(place) for digest, place in values.get("datasets", {}).items()},
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ManifestError(f"{path}: it is no record of a run ({error})") from None

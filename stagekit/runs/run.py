@@ -22,6 +22,7 @@ from ..store import Where, open_store
 from ..store.base import Store
 from ..units import format_duration, format_size, parse_duration, parse_size
 from . import catalog, ending, identity, lease
+from .heartbeat import Pulse
 from .home import remember
 from .layout import Checkpoint, Metrics, Selector, check_step
 from .restore import refuse_target, restore
@@ -122,6 +123,8 @@ class Run:
         self._watched: set[Path] = set()
         self._resumed: Checkpoint | None = None
         self._dataset: str | None = None
+        self._datasets: dict[str, str] = {}
+        self._pulse: Pulse | None = None
         self._closed = False
         self._looked = False
         self._misplaced: UsageError | None = None
@@ -226,13 +229,27 @@ class Run:
             if self._spool is not None:
                 self._remember()
 
-    def made_with(self, *, base_model: str | None = None, dataset: str | None = None) -> None:
+    def made_with(self, *, base_model: str | None = None, dataset: str | None = None, dataset_url: str | None = None) -> None:
         """Say which base model and data set this training uses, when that is known only after the run was made.
 
         Every checkpoint names them from then on. A restore refuses another base model. What was said before and is ``None`` here stays.
+        ``dataset_url`` is where the data set with the digest ``dataset`` lies: ``stagekit teardown`` looks whether it is still there.
         """
         self._base_model = base_model or self._base_model
         self._dataset = dataset or self._dataset
+        if dataset is not None and dataset_url is not None and self._datasets.get(dataset) != dataset_url:
+            self._datasets[dataset] = dataset_url
+            if self._spool is not None:
+                self._remember()
+
+    def heartbeat(self, step: int) -> None:
+        """Say that ``step`` steps are trained, so that ``stagekit teardown`` can tell what would be lost. May be called after each step.
+
+        ``Run.epochs`` and ``StagekitCallback`` do it by themselves. It takes a note on this machine every few seconds; nothing is sent.
+        """
+        if self._pulse is None:
+            self._pulse = Pulse(self.url, clock=self._clock)
+        self._pulse.beat(step)
 
     def _entry(
         self,
@@ -502,9 +519,23 @@ class Run:
 
     def _remember(self) -> None:
         try:
-            remember(self.url, self._config, self._spool.directory if self._spool else default_dir(), self._watched)
+            remember(
+                self.url,
+                self._config,
+                self._spool.directory if self._spool else default_dir(),
+                self._watched,
+                working=_working_directory(),
+                datasets=self._datasets,
+            )
         except OSError as error:
             self._on_event(Message(f"this machine cannot note that it writes to {self.url}, so teardown must be told: {error}", "warning"))
+
+
+def _working_directory() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # somebody removed it under this process
+        return None
 
 
 def _is_full(error: BaseException, directory: Path) -> bool:

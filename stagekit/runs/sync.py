@@ -72,7 +72,8 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What one process knows about its run. ``pending`` are steps that are not in the bucket yet, oldest first."""
+    """What one process knows about its run. ``pending`` are steps that are not in the bucket yet, oldest first; ``sent_bytes`` is what of
+    them is there."""
 
     url: str
     generation: int | None
@@ -83,6 +84,7 @@ class RunStatus:
     superseded: tuple[int, ...]
     unsaved: tuple[tuple[int, str], ...]
     errors: tuple[tuple[int, str], ...]
+    sent_bytes: int = 0
 
     @property
     def synced(self) -> bool:
@@ -360,6 +362,7 @@ class Uploader:
                 superseded=tuple(self._superseded),
                 unsaved=tuple((step, str(error)) for step, error in self._lost()),
                 errors=tuple((job.entry.step, str(job.error)) for job in self._jobs if job.error is not None),
+                sent_bytes=sum(job.sent_bytes for job in self._jobs),
             )
 
     def at_risk(self) -> str:
