@@ -27,6 +27,7 @@ LEVELS = {
     "parallel": 0,
     "pieces": 0,
     "histogram": 0,
+    "pickles": 0,
     # ground
     "store": 1,
     "shards": 1,
@@ -40,9 +41,11 @@ LEVELS = {
     "indexing": 3,
     "stream": 3,
     "runs": 3,
+    "saves": 3,
     "testing": 3,
     # duties
     "contents": 4,
+    "wrapping": 4,
     "pruning": 4,
     "looked": 4,
     "staging": 4,

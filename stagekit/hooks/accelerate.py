@@ -8,9 +8,9 @@ from typing import Any
 from ..errors import CheckpointError, MissingExtra
 from ..runs.layout import Checkpoint, Selector
 from ..runs.run import Run
+from ..saves.whole import files, is_whole
 from .exchange import restored, saved
 from .ranks import Ranks
-from .saved import files, is_whole
 
 try:
     from accelerate import Accelerator

@@ -23,9 +23,10 @@ except ImportError as missing:
 
 from ..runs.layout import Checkpoint, Selector
 from ..runs.run import Run
+from ..saves.dcp import METADATA, DcpContents, dcp_contents
+from ..saves.whole import sizes
 from .exchange import restored, saved
 from .ranks import Ranks
-from .saved import METADATA, DcpContents, dcp_contents, sizes
 
 
 def save(

@@ -13,9 +13,9 @@ from ..runs import catalog
 from ..runs.layout import Checkpoint, CheckpointName, Selector
 from ..runs.restore import restore_checkpoint
 from ..runs.run import Run
+from ..saves.whole import files
 from ..transfer.put import file_sha256
 from .ranks import Ranks
-from .saved import files
 
 
 def finish_backlog(run: Run) -> None:

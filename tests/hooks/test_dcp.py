@@ -16,8 +16,9 @@ import torch
 from stagekit.errors import CheckpointError, Denied, UploadFailed
 from stagekit.hooks.dcp import load, save
 from stagekit.hooks.loop import Run
-from stagekit.hooks.saved import DcpContents, is_whole
 from stagekit.runs import catalog
+from stagekit.saves.dcp import DcpContents
+from stagekit.saves.whole import is_whole
 from stagekit.store.directory import DirectoryStore
 from stagekit.testing.faults import FaultStore
 

@@ -17,11 +17,11 @@ from transformers import Trainer, TrainerCallback
 
 from stagekit.errors import CheckpointError, Denied, NotFound, UploadFailed, UsageError
 from stagekit.hooks.base_model import base_model_of, content_revision
-from stagekit.hooks.trainer_files import Expected
 from stagekit.hooks.transformers import StagekitCallback
 from stagekit.progress import Event, Message
 from stagekit.runs import catalog
 from stagekit.runs.run import Run
+from stagekit.saves.trainer import Expected
 from stagekit.store.directory import DirectoryStore
 from stagekit.testing.faults import FaultStore
 

@@ -1,0 +1,1 @@
+"""``stagekit run`` around any command: a checkpoint before it, saves and logs while it runs, a drain after it."""
