@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
 from ..config import StoreConfig, process_rank
@@ -204,19 +204,27 @@ class Run:
         epoch: int | None = None,
         metrics: Mapping[str, float] | None = None,
         final: bool = False,
+        holding: Mapping[str, int] | None = None,
+        made_with: Mapping[str, str | int | None] = MappingProxyType({}),
     ) -> Upload:
         """Hand over a finished directory (or one file). Returns before the bytes are safe: ask ``Upload.wait`` or ``drain``.
 
         The files are pinned first, so the directory may be rotated or removed at once. Raises ``UsageError`` and ``SourceError`` for what
         cannot be saved, ``OutOfSpace`` when the spool's disk is full; and, *after* this save was pinned, what went wrong with earlier ones
         and will not heal by itself (``UploadFailed``, ``Fenced``).
+
+        ``holding``: the files and sizes that the caller found complete; when the directory holds anything else by now, as when its trainer
+        has begun to rotate it away, ``SourceError`` is raised and nothing is saved. ``made_with``: what to note about how it was made,
+        besides or instead of what this process knows; ``None`` for what is not known.
         """
         check_step(step)
         source = Path(directory).expanduser().absolute()
         spool, uploader = self._begin()
         self.watch(source)
+        entry = self._entry(uploader, step, epoch, metrics, final)
+        entry.identity = {name: value for name, value in {**entry.identity, **made_with}.items() if value is not None}
         with self._spooling():
-            entry = spool.pin(source, self._entry(uploader, step, epoch, metrics, final))
+            entry = spool.pin(source, entry, holding=holding)
         upload = self._hand_over(uploader, entry)
         self._raise_sticky(uploader)
         return upload

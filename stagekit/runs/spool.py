@@ -212,12 +212,13 @@ class Spool:
         entry.files = [self._stat(reserved / path, path, str(reserved / path)) for path, _ in _walk(reserved)]
         return self._commit(reserved.parent, entry)
 
-    def pin(self, source: Path, entry: Entry) -> Entry:
+    def pin(self, source: Path, entry: Entry, *, holding: Mapping[str, int] | None = None) -> Entry:
         """Make the files below ``source`` (or the single file) a pending save, whole or not at all: reflink, hard link, or copy.
 
         ``source`` may be changed, rotated or removed once this returns; only rewriting a file *in place* harms, which is noticed.
         Raises ``UsageError`` when there is nothing to save or a name cannot be stored, ``SourceError`` when a file cannot be read,
-        ``OutOfSpace`` when the spool's disk is full. After a failure nothing is pinned.
+        ``OutOfSpace`` when the spool's disk is full. After a failure nothing is pinned. With ``holding`` (path to size) anything else that
+        was pinned is a ``SourceError``, too.
         """
         found = [(source.name, source)] if source.is_file() else _walk(source)
         if not found:
@@ -234,6 +235,8 @@ class Spool:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._pin_file(file, target)
                 entry.files.append(self._stat(target, path, str(file)))
+            if holding is not None and {file.path: file.size for file in entry.files} != dict(holding):
+                raise SourceError(f"step {entry.step}: {source} changed after it was found complete, so it is not saved")
             return self._commit(reserved.parent, entry)
         except OSError as error:
             self._discard(reserved.parent)

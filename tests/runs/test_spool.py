@@ -153,6 +153,17 @@ def test_what_cannot_be_saved_is_refused_by_name_and_leaves_nothing(tmp_path: Pa
     assert not any((spool.directory / "incoming").glob("*")) if (spool.directory / "incoming").exists() else True
 
 
+def test_what_is_not_what_was_found_complete_is_not_pinned(tmp_path: Path, spool: Spool) -> None:
+    source = fill(tmp_path / "out")
+    found = {"model.bin": 7, "sub/config.json": 2}
+    assert len(spool.pin(source, entry(), holding=found).files) == 2
+    (source / "sub" / "config.json").unlink()  # its trainer rotates it away
+    with pytest.raises(SourceError, match=r"step 5: .*out changed after it was found complete, so it is not saved"):
+        spool.pin(source, entry(), holding=found)
+    assert len(list(spool.directory.glob("entries/*"))) == 1
+    assert list(spool.directory.glob("incoming/*")) == []
+
+
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
