@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from ..config import StoreConfig
 from ..errors import Conflict, InvalidReply, NotFound, StagekitError, StoreError, Unreachable, UsageError, WrongCredentials
 from ..location import Location
 from .base import Children, Data, ObjectInfo, OpenUpload, check_key, check_part, check_parts, check_prefix, check_range
+from .extras import ExpiryRule
 from .s3_client import Client, client_for, drop
 from .s3_errors import VENDOR_ERRORS, bare, error_code, status_of, translate
 from .s3_obstore import RANGES, fast_reads
@@ -194,6 +196,28 @@ class S3Store:
         except VENDOR_ERRORS as error:
             if error_code(error) not in ("NoSuchUpload", "NoSuchKey"):
                 raise self._error(client, error, "aborting the upload of", upload.key) from error
+
+    # ------------------------------------------------------------------------------------------------------------- beyond the contract
+
+    def server_time_s(self) -> float | None:
+        answer = self._call("asking for the time of", "", "list_objects_v2", Prefix=self._base(), MaxKeys=1)
+        date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        with suppress(TypeError, ValueError):
+            return parsedate_to_datetime(date).timestamp()
+        return None
+
+    def expiry_rules(self) -> list[ExpiryRule]:
+        try:
+            answer = self._call("reading the lifecycle rules of", "", "get_bucket_lifecycle_configuration")
+        except StoreError as error:
+            cause = error.__cause__
+            if isinstance(cause, Exception) and (
+                error_code(cause) in ("NoSuchLifecycleConfiguration", "NotImplemented", "MethodNotAllowed")
+                or status_of(cause) in (405, 501)
+            ):
+                return []
+            raise
+        return [rule for rule in map(_expiry_rule, answer.get("Rules", ())) if rule is not None]
 
     # ------------------------------------------------------------------------------------------------------------- names and calls
 
@@ -525,6 +549,21 @@ def _body(data: Data) -> bytes | bytearray:
 
 def _md5(data: Data) -> str:
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
+def _expiry_rule(rule: Any) -> ExpiryRule | None:
+    """The rule where it removes objects as Stagekit writes them: current ones, without tags."""
+    expiration = rule.get("Expiration", {})
+    days, moment = expiration.get("Days"), expiration.get("Date")
+    if rule.get("Status") != "Enabled" or (days is None and moment is None):
+        return None
+    where = rule.get("Filter", {})
+    where = where.get("And", where)
+    if "Tag" in where or where.get("Tags"):
+        return None
+    prefix = where.get("Prefix", rule.get("Prefix", ""))
+    sizes = where.get("ObjectSizeGreaterThan"), where.get("ObjectSizeLessThan")
+    return ExpiryRule(str(rule.get("ID", "")), str(prefix), days, _seconds(moment), sizes[0] and sizes[0] + 1, sizes[1])
 
 
 def _seconds(moment: datetime | None) -> float | None:
