@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..config import StoreConfig
-from ..errors import ManifestError, SourceError, StagekitError, StoreError, Unreachable, UsageError
+from ..errors import ManifestError, PublishError, SourceError, StagekitError, StoreError, Unreachable, UsageError
 from ..location import Location
 from ..mounts import refuse_mount
 from ..progress import Event, Message, Stage, Subscriber, ignore
@@ -29,6 +29,7 @@ from ..sources.prefix import PrefixSource
 from ..store import Where, open_store
 from ..store.base import Store
 from ..units import format_count, format_duration, format_rate, format_size, parse_rate, parse_size
+from .begun import note_begun, note_ended
 from .claim import confirm_claim, end_claim, release_claim
 from .destination import Found, commit, confirm_objects, enter, holds_another, look, read_manifest, refuse_overlap
 from .engines import open_executor
@@ -359,7 +360,9 @@ def publish(
         on_event(Message(f"skipped {bad.path}: {bad.reason}", "warning"))
     run = _Run(source, plan, dest, opened, store, on_bad, on_event, (most_bytes, samples_per_shard), started_s)
     with _executor(run, workers, executor, bytes_per_s) as engine:
-        return run.publish(engine, takeover=takeover, update=update)
+        published = run.publish(engine, takeover=takeover, update=update)
+    note_ended(opened.location)
+    return published
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +436,7 @@ class _Run:
     def publish(self, engine: _Engine, *, takeover: bool, update: bool) -> Publication:
         found = look(self._store)
         if found.manifest is None:
-            resume = enter(self._store, self._digest, found, takeover=takeover)
+            resume = self._enter(found, takeover=takeover)
             # Between looking and claiming another run may have finished.
             manifest = read_manifest(self._store)
             if manifest is None:
@@ -443,6 +446,15 @@ class _Run:
         if update:
             return self._update(engine, found, takeover=takeover)
         return self._compare(engine, found)
+
+    def _enter(self, found: Found, *, takeover: bool) -> bool:
+        is_news = note_begun(self._store.location, self._config)
+        try:
+            return enter(self._store, self._digest, found, takeover=takeover)
+        except PublishError:  # the destination is somebody else's
+            if is_news:
+                note_ended(self._store.location)
+            raise
 
     def _write(self, engine: _Engine, shards: Sequence[PlannedShard], *, resume: bool, grown_from: Manifest | None = None) -> Publication:
         """Send ``shards`` and commit them, together with those of ``grown_from``. The destination is claimed."""
@@ -506,7 +518,7 @@ class _Run:
         new = plan_shards(listed.values(), shard_size=shard_size, samples_per_shard=samples_per_shard)
         # Two updates are the same when they add the same to the same.
         self._digest = hashlib.sha256(f"update {manifest.digest} {new.digest}".encode()).hexdigest()
-        resume = enter(self._store, self._digest, found, takeover=takeover)
+        resume = self._enter(found, takeover=takeover)
         return self._write(engine, appended(new, manifest), resume=resume, grown_from=manifest)
 
     def _mend(self, engine: _Engine, found: Found, shards: Sequence[PlannedShard], outcomes: list[ShardOutcome]) -> Publication:

@@ -19,6 +19,7 @@ from ..store import Where, open_store
 from ..store.base import Store
 from ..transfer.put import ObjectWriter, Stored, put_object
 from ..units import parse_size
+from .begun import note_begun, note_ended
 from .claim import confirm_claim, read_claim, release_claim
 from .destination import commit, confirm_objects, enter, holds_another, look
 from .outline import counted
@@ -99,6 +100,7 @@ class ShardWriter:
         # Nothing can be continued from a writer that died, so there is nothing to decide.
         abandoned = claim is not None and claim.plan.startswith(_STREAM) and claim.state() == "dead"
         enter(store, self._plan, found, takeover=self._takeover or abandoned)
+        note_begun(store.location, self._config)
         self._store = store
         return self
 
@@ -175,6 +177,7 @@ class ShardWriter:
             confirm_claim(store, self._plan)
             confirm_objects(store, self._objects)
             commit(store, Manifest(tuple(self._records), self._fields, self._largest_block), ())
+            note_ended(store.location)
         except BaseException as error:
             self._abandon(error)
             raise
@@ -198,6 +201,7 @@ class ShardWriter:
                     store.delete(key)
             store.delete(WIDS)
             release_claim(store)
+            note_ended(store.location)
 
 
 class _OpenShard:

@@ -30,7 +30,7 @@ class Telling(Protocol):
     def server_time_s(self) -> float | None:
         """The server's clock, by the answer to one small call; ``None`` when it does not tell."""
 
-    def expiry_rules(self) -> list[ExpiryRule]:
+    def expiry_rules(self) -> tuple[ExpiryRule, ...]:
         """The bucket's rules that remove objects without a tag. Empty where there are none, and for a server that has no such thing."""
 
 
@@ -44,10 +44,10 @@ def clock_skew_s(store: Store, *, clock: Callable[[], float] = time.time) -> flo
     return None if server_s is None else server_s - (before_s + clock()) / 2
 
 
-def expiry_rules(store: Store) -> list[ExpiryRule]:
+def expiry_rules(store: Store) -> tuple[ExpiryRule, ...]:
     """The rules by which the bucket removes objects by itself. Raises the store's errors; ``Denied`` when they may not be read."""
     inner = _innermost(store)
-    return inner.expiry_rules() if isinstance(inner, Telling) else []
+    return inner.expiry_rules() if isinstance(inner, Telling) else ()
 
 
 def _innermost(store: Store) -> Store:

@@ -206,7 +206,7 @@ class S3Store:
             return parsedate_to_datetime(date).timestamp()
         return None
 
-    def expiry_rules(self) -> list[ExpiryRule]:
+    def expiry_rules(self) -> tuple[ExpiryRule, ...]:
         try:
             answer = self._call("reading the lifecycle rules of", "", "get_bucket_lifecycle_configuration")
         except StoreError as error:
@@ -215,9 +215,9 @@ class S3Store:
                 error_code(cause) in ("NoSuchLifecycleConfiguration", "NotImplemented", "MethodNotAllowed")
                 or status_of(cause) in (405, 501)
             ):
-                return []
+                return ()
             raise
-        return [rule for rule in map(_expiry_rule, answer.get("Rules", ())) if rule is not None]
+        return tuple(rule for rule in map(_expiry_rule, answer.get("Rules", ())) if rule is not None)
 
     # ------------------------------------------------------------------------------------------------------------- names and calls
 

@@ -29,7 +29,7 @@ def test_the_servers_clock_is_read_from_its_answers(any_s3: S3Place) -> None:
 
 
 def test_a_bucket_without_rules_has_none_on_any_server(any_s3: S3Place) -> None:
-    assert expiry_rules(open_store(any_s3.url + "/run", any_s3.config)) == []
+    assert expiry_rules(open_store(any_s3.url + "/run", any_s3.config)) == ()
 
 
 def test_rules_are_read_and_a_refusal_is_raised(
@@ -41,7 +41,7 @@ def test_rules_are_read_and_a_refusal_is_raised(
         {"ID": "off", "Status": "Disabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 1}},
     ]
     moto_server.client().put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": rules})
-    assert expiry_rules(open_store(f"s3://{bucket}/runs/first", config)) == [ExpiryRule("old", "runs/", days=30)]
+    assert expiry_rules(open_store(f"s3://{bucket}/runs/first", config)) == (ExpiryRule("old", "runs/", days=30),)
     with FaultProxy(moto_server.endpoint_url) as proxy:
         proxy.fault(Status(403, "AccessDenied"))
         refused = StoreConfig(endpoint_url=proxy.endpoint_url, profile=config.profile)
@@ -50,7 +50,7 @@ def test_rules_are_read_and_a_refusal_is_raised(
     with FaultProxy(moto_server.endpoint_url) as proxy:
         proxy.fault(Status(501, "NotImplemented"))
         plain = StoreConfig(endpoint_url=proxy.endpoint_url, profile=config.profile, retry_s=0)
-        assert expiry_rules(open_store(f"s3://{bucket}/run", plain)) == []
+        assert expiry_rules(open_store(f"s3://{bucket}/run", plain)) == ()
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_only_rules_that_remove_plain_current_objects_count(rule: dict[str, Any]
 def test_a_store_that_tells_nothing_more_has_no_clock_and_no_rules() -> None:
     store = MemoryStore("memory://extras/run")
     assert clock_skew_s(store) is None
-    assert expiry_rules(store) == []
+    assert expiry_rules(store) == ()
