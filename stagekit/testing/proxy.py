@@ -27,7 +27,7 @@ from fnmatch import fnmatchcase
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 _CHUNK = 64 * 1024
@@ -87,9 +87,10 @@ class SlowDown:
 
 @dataclass(frozen=True, slots=True)
 class ShortBody:
-    """Leave out the last bytes of the body, and say so in Content-Length: a reply that is well formed and wrong."""
+    """Leave out the last bytes of the body, and say so in Content-Length: a message that is well formed and wrong."""
 
     missing: int = 1
+    of: Where = "reply"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,14 @@ class Drop:
     after_request: bool = False
 
 
-Fault = Throttle | Cut | Stall | FlipBit | Status | SlowDown | ShortBody | Html | Delay | WrongDate | HideKeys | Drop
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Never answer, with the connection open, until ``release()`` or the proxy's end breaks it. ``after_request`` as in ``Drop``."""
+
+    after_request: bool = False
+
+
+Fault = Throttle | Cut | Stall | FlipBit | Status | SlowDown | ShortBody | Html | Delay | WrongDate | HideKeys | Drop | Hang
 
 
 @dataclass(slots=True)
@@ -369,8 +377,8 @@ class _Handler(BaseHTTPRequestHandler):
         for fault in faults:
             if isinstance(fault, Delay):
                 self.server.proxy.sleep(fault.seconds)
-            elif isinstance(fault, Drop) and not fault.after_request:
-                raise _Broken
+            elif isinstance(fault, (Drop, Hang)) and not fault.after_request:
+                self._leave(fault)
             elif isinstance(fault, (Status, SlowDown, Html)):
                 for piece in self._request_body():
                     request.received += len(piece)
@@ -381,23 +389,32 @@ class _Handler(BaseHTTPRequestHandler):
         upstream = self._upstream
         upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
         chunked = self.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        short = sum(fault.missing for fault in faults if isinstance(fault, ShortBody) and fault.of == "request")
+        length = max(0, int(self.headers.get("Content-Length") or 0) - short)
         for name, value in self.headers.items():
             # "Expect: 100-continue" was answered here already.
             if name.lower() not in _HOP_BY_HOP | {"expect"}:
-                upstream.putheader(name, value)
+                upstream.putheader(name, str(length) if name.lower() == "content-length" else value)
         if chunked:
             upstream.putheader("Transfer-Encoding", "chunked")
         upstream.endheaders()
-        for piece in self._spoiled(self._request_body(), faults, "request"):
+        body = self._spoiled(self._request_body(), faults, "request")
+        for piece in _first(body, length) if short and not chunked else body:
             request.received += len(piece)
             upstream.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
         if chunked:
             upstream.send(b"0\r\n\r\n")
         reply = upstream.getresponse()
-        if any(isinstance(fault, Drop) for fault in faults):
-            reply.read()
-            raise _Broken
+        for fault in faults:
+            if isinstance(fault, (Drop, Hang)):
+                reply.read()
+                self._leave(fault)
         self._pass_on(request, reply)
+
+    def _leave(self, fault: Drop | Hang) -> NoReturn:
+        if isinstance(fault, Hang):
+            self.server.proxy.released.wait()
+        raise _Broken
 
     def _pass_on(self, request: Request, reply: http.client.HTTPResponse) -> None:
         faults = request.faults
@@ -413,7 +430,7 @@ class _Handler(BaseHTTPRequestHandler):
                 body = _without_keys(body, hidden)
             length, pieces = len(body), iter([body] if body else [])
         for fault in faults:
-            if isinstance(fault, ShortBody) and length is not None and not bodiless:
+            if isinstance(fault, ShortBody) and fault.of == "reply" and length is not None and not bodiless:
                 length = max(0, length - fault.missing)
                 pieces = _first(pieces, length)
         self.send_response_only(reply.status, reply.reason)

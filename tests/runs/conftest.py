@@ -18,6 +18,10 @@ from stagekit.store.base import WrappedStore
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 
+from .proxied import certificates, proxied
+
+__all__ = ["certificates", "proxied"]
+
 
 class Events(list[Event]):
     """What a run reported, in order."""

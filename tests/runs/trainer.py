@@ -15,10 +15,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from stagekit.config import StoreConfig
+from stagekit.errors import UploadFailed
 from stagekit.progress import Event, Message, Stage
 from stagekit.runs import Run
 from stagekit.runs.restore import restore
@@ -29,10 +31,14 @@ from stagekit.testing.kill import KillAt, KillingStore
 ROOT = Path(__file__).parents[2]
 
 
+LARGE_STEP = 3
+
+
 def content(step: int) -> dict[str, bytes]:
-    """What the trainer writes at ``step``: a file that is linked, one that is copied, one that never changes."""
+    """What the trainer writes at ``step``: a file that is linked (at one step it takes two parts), one that is copied, one that never
+    changes."""
     return {
-        "model.bin": random.Random(step).randbytes(1_200_000),
+        "model.bin": random.Random(step).randbytes(17_000_000 if step == LARGE_STEP else 1_200_000),
         "sub/optimizer.bin": random.Random(-step).randbytes(30_000),
         "config.json": b"{}",
     }
@@ -74,15 +80,21 @@ def main() -> None:
     if found is not None:
         assert (scratch / "restored" / "model.bin").read_bytes() == content(found.step)["model.bin"]
     for step in range(first, options["steps"] + 1):
-        directory = scratch / f"step-{step}"
-        if step % 2:
-            write(directory, step)
-            run.submit(directory, step=step)
-            shutil.rmtree(directory)
-        else:
-            with run.checkpoint(step=step) as reserved:
-                write(reserved, step)
+        with suppress(UploadFailed):  # this save is pinned; what went wrong with an earlier one does not stop a training
+            save(run, scratch / f"step-{step}", step)
     run.close()
+
+
+def save(run: Run, directory: Path, step: int) -> None:
+    if step % 2 == 0:
+        with run.checkpoint(step=step) as reserved:
+            write(reserved, step)
+        return
+    write(directory, step)
+    try:
+        run.submit(directory, step=step)
+    finally:
+        shutil.rmtree(directory)
 
 
 def start(options: dict[str, Any], home: Path) -> subprocess.Popen[str]:
@@ -97,8 +109,12 @@ def start(options: dict[str, Any], home: Path) -> subprocess.Popen[str]:
 
 
 def oracle(options: dict[str, Any], directory: Path) -> int | None:
-    """Using only the bucket: the newest checkpoint is what the trainer wrote at that step, and not older than any reported verified."""
-    store = open_store(options["run"], StoreConfig(**options["store"]) if options.get("store") else None)
+    """Using only the bucket: the newest checkpoint is what the trainer wrote at that step, and not older than any reported verified.
+
+    The reader goes to the server itself (``reader``), also where the trainer goes through something else (``store``).
+    """
+    config = options.get("reader") or options.get("store")
+    store = open_store(options["run"], StoreConfig(**config) if config else None)
     found = restore(store, directory)
     journal = Path(options["journal"])
     verified = max(map(int, journal.read_text().split()), default=None) if journal.exists() else None

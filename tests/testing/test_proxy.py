@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from stagekit.testing.proxy import (
     Drop,
     FaultProxy,
     FlipBit,
+    Hang,
     HideKeys,
     Html,
     ShortBody,
@@ -190,6 +192,29 @@ def test_a_short_body_is_well_formed(rig: Rig) -> None:
         reply = client.get_object(Bucket=rig.bucket, Key="a.tar")
         assert reply["ContentLength"] == 200_000
         assert reply["Body"].read() == BODY[:200_000]
+
+
+def test_a_short_request_is_well_formed_and_stored_as_if_it_were_whole(moto_server: S3Server) -> None:
+    with FaultProxy(moto_server.endpoint_url) as proxy:
+        rig = Rig(moto_server, proxy)
+        proxy.fault(ShortBody(missing=100_000, of="request"), method="PUT")
+        rig.client().put_object(Bucket=rig.bucket, Key="short", Body=BODY)
+        assert rig.direct.get_object(Bucket=rig.bucket, Key="short")["Body"].read() == BODY[:200_000]
+
+
+@pytest.mark.parametrize("after_request", [False, True])
+def test_a_request_that_nobody_answers(rig: Rig, after_request: bool) -> None:
+    rig.proxy.fault(Hang(after_request), method="PUT", times=1)
+    with pytest.raises(ReadTimeoutError):
+        rig.client(read_timeout=1).put_object(Bucket=rig.bucket, Key="silent", Body=BODY)
+    deadline = time.monotonic() + 60  # the server may still be at it when the client has given up
+
+    def is_there() -> bool:
+        return "Contents" in rig.direct.list_objects_v2(Bucket=rig.bucket, Prefix="silent")
+
+    while after_request and not is_there() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert is_there() == after_request
 
 
 def test_a_web_page_instead_of_the_object(rig: Rig) -> None:
