@@ -152,6 +152,11 @@ def has_launcher(environ: Mapping[str, str] | None = None) -> bool:
     return bool((os.environ if environ is None else environ).get("WORLD_SIZE"))
 
 
+def hub_endpoint(environ: Mapping[str, str] | None = None) -> str | None:
+    """Where the Hugging Face Hub is, when ``HF_ENDPOINT`` says so."""
+    return (os.environ if environ is None else environ).get("HF_ENDPOINT") or None
+
+
 def environment_fingerprint(environ: Mapping[str, str] | None = None) -> str:
     """A text that changes when the environment, or the AWS files it names, may give other credentials or settings. It reveals none."""
     env = os.environ if environ is None else environ

@@ -80,6 +80,7 @@ ROOMS = {
     "peft": (),
     "lightning": ("hooks.lightning",),
     "lightning_fabric": (),
+    "huggingface_hub": ("verdict.origins",),
     "accelerate": ("hooks.accelerate", "hooks.trainer_files"),
     "PIL": ("shards.sample", "torch", "demo"),
     "sklearn": ("demo",),

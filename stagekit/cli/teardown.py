@@ -16,10 +16,19 @@ _EXITS = {"YES": Exit.DONE, "NO": Exit.VERDICT_NO, "CANNOT TELL": Exit.CANNOT_TE
 @click.option("--watch", multiple=True, type=click.Path(), metavar="DIR", help="A directory whose files must be safe. Repeatable.")
 @click.option("--run", "runs", multiple=True, metavar="RUN", help="A run that holds them. Repeatable.")
 @click.option("--ignore", "ignored", multiple=True, metavar="GLOB", help="Files that are no loss: a path below DIR, or a name. Repeatable.")
+@click.option("--durable", multiple=True, type=click.Path(), metavar="PATH", help="A volume that outlives this server. Repeatable.")
+@click.option("--deep", is_flag=True, help="Read every object of the runs again and compare it.")
 @click.option("--check", is_flag=True, help="Only look, here and in the bucket: send nothing.")
 @store_options()
 def command(
-    watch: tuple[str, ...], runs: tuple[str, ...], ignored: tuple[str, ...], check: bool, store: StoreConfig, printer: Printer
+    watch: tuple[str, ...],
+    runs: tuple[str, ...],
+    ignored: tuple[str, ...],
+    durable: tuple[str, ...],
+    deep: bool,
+    check: bool,
+    store: StoreConfig,
+    printer: Printer,
 ) -> Exit:
     """Finish uploads, then tell whether this server may be destroyed.
 
@@ -29,9 +38,9 @@ def command(
     from ..verdict import find_scope, judge
 
     # Options that name a store hold for every run; without them each recorded run is reached as its training reached it.
-    judged = find_scope(watch, runs, ignored, store=None if store == StoreConfig() else store)
+    judged = find_scope(watch, runs, ignored, durable=durable, store=None if store == StoreConfig() else store)
     printer.data("\n".join(judged.scope.lines), {"event": "scope", **judged.scope.record})
-    verdict = judge(judged, check=check, on_event=printer.on_event)
+    verdict = judge(judged, check=check, deep=deep, on_event=printer.on_event)
     for finding in verdict.findings:
         printer.data(finding.line, {"event": "finding", **finding.record})
     printer.data(verdict.line, {"event": "verdict", "answer": verdict.answer, "findings": len(verdict.findings)})

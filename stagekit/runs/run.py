@@ -125,6 +125,7 @@ class Run:
         self._dataset: str | None = None
         self._datasets: dict[str, str] = {}
         self._pulse: Pulse | None = None
+        self._working: Path | None = None
         self._closed = False
         self._looked = False
         self._misplaced: UsageError | None = None
@@ -232,6 +233,7 @@ class Run:
     def watch(self, directory: str | os.PathLike[str]) -> None:
         """Note that ``directory`` belongs to this run, so that ``stagekit teardown`` looks at it."""
         path = Path(directory).expanduser().absolute()
+        self._note_working_directory()
         if path not in self._watched:
             self._watched.add(path)
             if self._spool is not None:
@@ -257,6 +259,7 @@ class Run:
         """
         if self._pulse is None:
             self._pulse = Pulse(self.url, clock=self._clock)
+            self._note_working_directory()
         self._pulse.beat(step)
 
     def _entry(
@@ -269,6 +272,7 @@ class Run:
         *,
         passing: bool = False,
     ) -> Entry:
+        self._note_working_directory()
         return Entry(
             run=self.url,
             store=self._config,
@@ -525,6 +529,14 @@ class Run:
         for entry in sorted(left, key=lambda one: one.rank == 0):
             uploader.add(entry, adopted=True)
 
+    def _note_working_directory(self) -> None:
+        """Note where this training was started: its code lies there, and what trackers write. Who only finishes uploads never comes here."""
+        if self._working is None:
+            with suppress(FileNotFoundError):  # somebody removed it under this process
+                self._working = Path.cwd()
+            if self._working is not None and self._spool is not None:
+                self._remember()
+
     def _remember(self) -> None:
         try:
             remember(
@@ -532,18 +544,11 @@ class Run:
                 self._config,
                 self._spool.directory if self._spool else default_dir(),
                 self._watched,
-                working=_working_directory(),
+                working=self._working,
                 datasets=self._datasets,
             )
         except OSError as error:
             self._on_event(Message(f"this machine cannot note that it writes to {self.url}, so teardown must be told: {error}", "warning"))
-
-
-def _working_directory() -> Path | None:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:  # somebody removed it under this process
-        return None
 
 
 def _is_full(error: BaseException, directory: Path) -> bool:

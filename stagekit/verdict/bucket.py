@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..errors import BucketNotFound, Denied, ManifestError, NotFound, StagekitError, StoreError, Throttled, Unreachable, WrongCredentials
+from ..errors import (
+    BucketNotFound,
+    ClockSkew,
+    Denied,
+    ManifestError,
+    NotFound,
+    StagekitError,
+    StoreError,
+    Throttled,
+    Unreachable,
+    WrongCredentials,
+)
 from ..parallel import each
 from ..processes import Process
+from ..progress import Progress, Subscriber, ignore
+from ..publishing.destination import stored_sha256
 from ..runs import catalog, lease
-from ..runs.layout import CHECKPOINTS, RUN_JSON, SUPERSEDED, Checkpoint, CheckpointName, SupersededRecord
-from ..store.base import Store
-from ..units import format_count
+from ..runs.layout import CHECKPOINTS, RUN_JSON, SUPERSEDED, Checkpoint, CheckpointName, FileRecord, SupersededRecord
+from ..store.base import ObjectInfo, Store
+from ..store.extras import clock_skew_s, expiry_rules
+from ..units import format_count, format_duration
+from .expiry import SOON_S, first_expiry
 from .findings import Finding
 
 Content = tuple[int, str]
@@ -19,6 +34,8 @@ Content = tuple[int, str]
 
 _THREADS = 16
 _HEADS = 500
+_RECENT_S = 300.0
+_SKEW_S = 60.0
 
 
 @dataclass(slots=True)
@@ -33,15 +50,15 @@ class RunState:
     findings: list[Finding] = field(default_factory=list)
 
 
-def look_at_run(store: Store, clock: Callable[[], float]) -> RunState:
-    """Everything about one run that the bucket tells. Only reads.
+def look_at_run(store: Store, clock: Callable[[], float], *, deep: bool = False, on_event: Subscriber = ignore) -> RunState:
+    """Everything about one run that the bucket tells. Only reads; with ``deep`` every object of every checkpoint, to its end.
 
     What cannot be looked at is a finding, never an exception: the first call that fails ends the look, so that a store that is down
     costs one call's patience.
     """
     state = RunState(str(store.location))
     try:
-        _look(store, state, clock)
+        _look(store, state, clock, deep, on_event)
     except StagekitError as error:
         state.findings.extend(unseen(state.url, error).findings)
     else:
@@ -54,13 +71,13 @@ def unseen(url: str, error: StagekitError) -> RunState:
     return RunState(url, findings=[Finding("CANNOT TELL", "bucket", f"the run cannot be looked at: {error}", url, fix=_remedy(error, url))])
 
 
-def _look(store: Store, state: RunState, clock: Callable[[], float]) -> None:
+def _look(store: Store, state: RunState, clock: Callable[[], float], deep: bool, on_event: Subscriber) -> None:
     names = sorted(catalog.attempts(store), reverse=True)
     if not names and not _exists(store, RUN_JSON):
         what = "there is no run at this URL, so nothing of it is in the bucket"
         state.findings.append(Finding("CANNOT TELL", "run", what, state.url, fix=_check_url(state.url)))
         return
-    listed = {info.key: info.size for info in store.list(CHECKPOINTS)}
+    listed = {info.key: info for info in store.list(CHECKPOINTS)}
     found = list(zip(names, each(lambda name: _read(store, name), names, threads=_THREADS), strict=True))
     committed = [checkpoint for _, checkpoint in found if isinstance(checkpoint, Checkpoint)]
     newest = committed[0] if committed else None
@@ -76,20 +93,28 @@ def _look(store: Store, state: RunState, clock: Callable[[], float]) -> None:
                     fix=f"stagekit verify {state.url}",
                 )
             )
+    budget = _HEADS
     for checkpoint in committed:
-        # The listing speaks for what was confirmed when it was committed. Wherever it disagrees, and for the newest checkpoint's largest
-        # files in any case, a HEAD of the object decides: of all its files it would take 40 s for 10,000 at 250 requests/s.
-        largest = sorted(checkpoint.files, key=lambda record: record.bytes, reverse=True)[:_HEADS] if checkpoint is newest else []
-        asked = {record.path for record in largest}
-        doubtful = [one for one in checkpoint.files if one.path in asked or listed.get(one.key(checkpoint.name)) != one.bytes]
+        # The listing speaks for what was confirmed when it was committed. Wherever it disagrees, and for the largest files of what was not
+        # verified within the last minutes, a HEAD of the object decides: of all files it would take 40 s for 10,000 at 250 requests/s.
+        manifest = listed.get(checkpoint.name.manifest_key)
+        written_s = manifest.modified_s if manifest is not None else None
+        is_recent = written_s is not None and 0 <= clock() - written_s <= _RECENT_S
+        largest = sorted(checkpoint.files, key=lambda record: record.bytes, reverse=True)
+        # One of the newest in any case: it shows that these keys may read what they wrote.
+        asked = {record.path for record in largest[: min(budget, 1) if is_recent and checkpoint is newest else 0 if is_recent else budget]}
+        budget -= len(asked)
+        doubtful = [one for one in checkpoint.files if one.path in asked or not _agrees(listed.get(one.key(checkpoint.name)), one.bytes)]
         keys = [record.key(checkpoint.name) for record in doubtful]
         sizes = each(lambda key: _size(store, key), keys, threads=_THREADS)
         missing = {record.path for record, size in zip(doubtful, sizes, strict=True) if size != record.bytes}
-        for record in checkpoint.files:
-            if record.path not in missing:
+        whole = [record for record in checkpoint.files if record.path not in missing]
+        damaged = _damaged(store, checkpoint, whole, on_event) if deep else set()
+        for record in whole:
+            if record.path not in damaged:
                 state.held.setdefault((record.bytes, record.sha256), checkpoint.step)
-        if missing:
-            state.findings.append(_incomplete(state.url, checkpoint, missing, is_newest=checkpoint is newest))
+        if missing or damaged:
+            state.findings.append(_incomplete(state.url, checkpoint, missing, damaged, is_newest=checkpoint is newest))
         elif state.newest is None:
             state.newest = checkpoint
     if not committed:
@@ -97,6 +122,27 @@ def _look(store: Store, state: RunState, clock: Callable[[], float]) -> None:
     _superseded(store, state)
     _open_uploads(store, state, clock())
     _lease(store, state, clock())
+    if newest is not None:
+        keys_of_newest = {newest.name.manifest_key, *(record.key(newest.name) for record in newest.files)}
+        _expiry(store, state, [info for key, info in listed.items() if key in keys_of_newest], clock())
+    _clock(store, state, clock)
+
+
+def _agrees(info: ObjectInfo | None, size: int) -> bool:
+    return info is not None and info.size == size
+
+
+def _damaged(store: Store, checkpoint: Checkpoint, records: Sequence[FileRecord], on_event: Subscriber) -> set[str]:
+    """Paths whose objects are not, byte for byte, what was saved."""
+    found: set[str] = set()
+    total, done = sum(record.bytes for record in records), 0
+    digests = each(lambda record: stored_sha256(store, record.key(checkpoint.name)), records, threads=4)
+    for record, sha256 in zip(records, digests, strict=True):
+        done += record.bytes
+        on_event(Progress(f"reading step {checkpoint.step}", done, total, finished=record is records[-1]))
+        if sha256 != record.sha256:
+            found.add(record.path)
+    return found
 
 
 def _read(store: Store, name: CheckpointName) -> Checkpoint | ManifestError | None:
@@ -119,16 +165,19 @@ def _exists(store: Store, key: str) -> bool:
     return _size(store, key) is not None
 
 
-def _incomplete(url: str, checkpoint: Checkpoint, missing: set[str], *, is_newest: bool) -> Finding:
-    first = sorted(missing)[0]
-    more = f" and {format_count(len(missing) - 1)} more" if len(missing) > 1 else ""
+def _incomplete(url: str, checkpoint: Checkpoint, missing: set[str], damaged: set[str], *, is_newest: bool) -> Finding:
+    words = []
+    for paths, what in ((missing, "missing or of another size"), (damaged, "other bytes than were saved")):
+        if paths:
+            more = f" and {format_count(len(paths) - 1)} more" if len(paths) > 1 else ""
+            words.append(f"{min(paths)}{more} {what}")
     return Finding(
         "NO" if is_newest else "note",
         "damaged",
-        f"step {checkpoint.step} is not whole in the bucket: {first}{more} missing or of another size",
+        f"step {checkpoint.step} is not whole in the bucket: {'; '.join(words)}",
         f"{url}@{checkpoint.step}",
-        sum(record.bytes for record in checkpoint.files if record.path in missing),
-        fix=f"stagekit verify {url}@{checkpoint.step}",
+        sum(record.bytes for record in checkpoint.files if record.path in missing | damaged),
+        fix=f"stagekit verify {url}@{checkpoint.step}" + (" --deep" if damaged else ""),
     )
 
 
@@ -160,7 +209,8 @@ def _open_uploads(store: Store, state: RunState, now_s: float) -> None:
     if uploads:
         started = [upload.started_s for upload in uploads if upload.started_s is not None]
         what = f"{format_count(len(uploads))} unfinished multipart {'upload is' if len(uploads) == 1 else 'uploads are'} billed"
-        state.findings.append(Finding("note", "multipart", what, state.url, age_s=now_s - min(started) if started else None))
+        age_s = now_s - min(started) if started else None
+        state.findings.append(Finding("note", "multipart", what, state.url, age_s=age_s, fix=f"stagekit prune {state.url}"))
 
 
 def _lease(store: Store, state: RunState, now_s: float) -> None:
@@ -183,7 +233,42 @@ def _lease(store: Store, state: RunState, now_s: float) -> None:
         state.findings.append(Finding("note", "writer", f"the run belongs to {held.process} now, which is another machine", state.url))
 
 
+def _expiry(store: Store, state: RunState, objects: Sequence[ObjectInfo], now_s: float) -> None:
+    """A bucket that removes the newest checkpoint by itself. Not being allowed to ask is a note; a store without such rules has none."""
+    try:
+        rules = expiry_rules(store)
+    except Denied:
+        state.findings.append(Finding("note", "expiry", "these credentials may not read the bucket's lifecycle rules", state.url))
+        return
+    except StoreError as error:
+        if error.transient:
+            raise
+        return
+    first = first_expiry(objects, f"{store.location.path}/" if store.location.path else "", rules)
+    if first is None:
+        return
+    left_s = first.at_s - now_s
+    when = f"in {format_duration(left_s)}" if left_s > 0 else "now"
+    what = f"the bucket's lifecycle rule {first.rule.name or first.rule.prefix!r} removes step {_step_of(state)} {when}"
+    fix = f"look at it: aws s3api get-bucket-lifecycle-configuration --bucket {store.location.bucket}; lift it, or copy the checkpoint away"
+    state.findings.append(Finding("NO" if left_s <= SOON_S else "note", "expiry", what, state.url, fix=fix))
+
+
+def _step_of(state: RunState) -> str:
+    return str(state.newest.step) if state.newest is not None else "the newest"
+
+
+def _clock(store: Store, state: RunState, clock: Callable[[], float]) -> None:
+    skew_s = clock_skew_s(store, clock=clock)
+    if skew_s is not None and abs(skew_s) >= _SKEW_S:
+        direction = "behind" if skew_s > 0 else "ahead of"
+        what = f"this machine's clock is {format_duration(abs(skew_s))} {direction} the store's, and ages are off by that"
+        state.findings.append(Finding("note", "clock", what, state.url, fix="timedatectl set-ntp true"))
+
+
 def _remedy(error: StagekitError, url: str) -> str:
+    if isinstance(error, ClockSkew):
+        return f"set this machine's clock: timedatectl set-ntp true, then: stagekit ls {url}"
     if isinstance(error, WrongCredentials):
         return f"give this shell the keys of the run's store, then: stagekit ls {url}"
     if isinstance(error, Denied):

@@ -8,7 +8,7 @@ import os
 import shlex
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..mounts import Judgement, MountTable
@@ -17,26 +17,43 @@ from ..parallel import each
 from ..progress import Progress, Subscriber
 from ..transfer.put import file_sha256
 from ..units import format_count
+from . import trackers
 from .bucket import Content, RunState
+from .caches import is_cache
+from .durable import Durable
 from .findings import Finding
+from .git import Checkout, Unclear, enclosing
+from .git import look as look_at_checkout
+from .trackers import is_wandb
 
-NO_LOSS = ("__pycache__", "*.pyc", ".ipynb_checkpoints", "lost+found", ".nfs*")
-"""What Python, Jupyter and file systems make again by themselves."""
+NO_LOSS = ("__pycache__", "*.pyc", "*.egg-info", ".ipynb_checkpoints", ".cache", "lost+found", ".nfs*")
+"""What Python, Jupyter and file systems make again by themselves, and the folder that is for nothing but caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file below a watched directory; ``path`` is relative to it, with slashes."""
+    """A file below a directory that is looked at; ``path`` is relative to it, with slashes. ``row`` is where its loss is told."""
 
     root: Path
     path: str
     size: int
     modified_s: float
+    row: str = "file"
 
     @property
     def full(self) -> Path:
         """Where it lies."""
         return self.root / self.path
+
+
+@dataclass(slots=True)
+class Found:
+    """What lies on this machine: files to compare with the buckets, wandb's folders, checkouts, and what could not be looked at."""
+
+    files: list[LocalFile] = field(default_factory=list)
+    wandb: set[Path] = field(default_factory=set)
+    checkouts: dict[str, Checkout | Unclear] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
 
 
 def is_ignored(path: str, patterns: Iterable[str]) -> bool:
@@ -46,95 +63,210 @@ def is_ignored(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(candidate, pattern.rstrip("/")) for pattern in patterns for candidate in candidates)
 
 
-def judge(
-    roots: Sequence[Path],
-    ignored: Sequence[str],
+class Looking:
+    """Walks over what is watched and over where trainings were started. Nothing on a refused mount is touched.
+
+    ``ignored`` are the patterns that are no loss, ``own`` the directories with Stagekit's own records. ``ask_git`` looks at
+    a checkout.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        ignored: Sequence[str],
+        *,
+        explicit: Collection[str] = (),
+        own: Iterable[Path] = (),
+        ask_git: Callable[[Path], Checkout | Unclear] = look_at_checkout,
+    ) -> None:
+        self.found = Found()
+        self._roots = roots
+        self._ignored = [*ignored, *NO_LOSS]
+        self._explicit = explicit
+        self._own = {os.path.realpath(path) for path in own}
+        self._ask_git = ask_git
+        self._table = MountTable.read()
+        self._seen: set[tuple[int, int]] = set()
+        self._tracked: set[str] = set()
+        self._asked: dict[Path, Checkout | Unclear] = {}
+
+    def watched(self) -> None:
+        """Everything below the roots. One that was named and is missing cannot be judged; a recorded one that is gone holds nothing."""
+        for root in self._roots:
+            mount = judge_mount(root)
+            if mount.kind == "refused":
+                what = f"it is not looked at, since {mount.warning or mount.reason}"
+                fix = f"umount -l {root}, or watch a local directory"
+                self.found.findings.append(Finding("CANNOT TELL", "mount", what, str(root), fix=fix))
+            elif not root.exists():
+                if str(root) in self._explicit:
+                    fix = f"check the path: ls {root.parent}"
+                    self.found.findings.append(Finding("CANNOT TELL", "watched", "there is no such directory", str(root), fix=fix))
+            elif root.is_file():
+                info = root.stat()
+                self.found.files.append(LocalFile(root.parent, root.name, info.st_size, info.st_mtime))
+            else:
+                top = enclosing(root.resolve().parent)
+                if top is not None:
+                    self._tracks_below(top, os.path.realpath(root))
+                self._walk(root, "file")
+
+    def working(self, directories: Iterable[Path]) -> None:
+        """The checkouts in which trainings were started, and what trackers left there. Files that git ignores are nobody's loss."""
+        for directory in directories:
+            if judge_mount(directory).kind == "refused":
+                what = "a training was started here, on a mount that is not looked at"
+                fix = "copy away what is only there, or name what counts: stagekit teardown --watch DIR"
+                self.found.findings.append(Finding("note", "mount", what, str(directory), fix=fix))
+                continue
+            top = enclosing(directory.resolve())
+            checkout = self._checkout(top) if top is not None else None
+            wandb, events, whole = trackers.look(directory)
+            self.found.wandb.update(wandb)
+            for path in events:
+                if not is_ignored(str(path.relative_to(directory)), self._ignored):
+                    info = path.stat()
+                    if os.path.realpath(path) not in self._tracked and self._is_new(info):
+                        self.found.files.append(
+                            LocalFile(directory, str(path.relative_to(directory)), info.st_size, info.st_mtime, "tracker")
+                        )
+            if not whole:
+                what = "so much lies here that not all of it was searched for TensorBoard's files and wandb's runs"
+                fix = f"search it: find {shlex.quote(str(directory))} -name '*.tfevents.*' -o -name 'offline-run-*'"
+                self.found.findings.append(Finding("note", "tracker", what, str(directory), fix=fix))
+            if isinstance(checkout, Checkout):
+                for path in checkout.untracked:
+                    self._untracked(checkout.top, path)
+
+    def _untracked(self, top: Path, path: Path) -> None:
+        relative = str(path.relative_to(top))
+        if is_ignored(relative, self._ignored) or self._is_own(path):
+            return
+        try:
+            info = path.stat()
+        except OSError:
+            return
+        if stat.S_ISDIR(info.st_mode):
+            self._walk(top, "git", below=relative)
+        elif stat.S_ISREG(info.st_mode) and self._is_new(info):
+            row = "tracker" if trackers.is_events(path.name) else "git"
+            self.found.files.append(LocalFile(top, relative, info.st_size, info.st_mtime, row))
+
+    def _checkout(self, top: Path) -> Checkout | Unclear:
+        """The checkout at ``top``, which is judged from now on, and whose files are as safe as it is."""
+        checkout = self._ask(top)
+        if self.found.checkouts.setdefault(str(checkout.top), checkout) is checkout and isinstance(checkout, Checkout):
+            self._tracked |= checkout.tracked
+        return checkout
+
+    def _ask(self, top: Path) -> Checkout | Unclear:
+        real = Path(os.path.realpath(top))
+        if real not in self._asked:
+            self._asked[real] = self._ask_git(real)
+        return self._asked[real]
+
+    def _tracks_below(self, top: Path, real: str) -> None:
+        """Judge the checkout around a watched directory when files of that directory are tracked by it."""
+        checkout = self._ask(top)
+        if isinstance(checkout, Checkout) and any(path.startswith(f"{real}/") for path in checkout.tracked):
+            self._checkout(top)
+
+    def _is_own(self, path: Path) -> bool:
+        return os.path.realpath(path) in self._own
+
+    def _is_new(self, info: os.stat_result) -> bool:
+        """Whether this is met for the first time: what is below a watched directory is not told again for the checkout around it."""
+        place = (info.st_dev, info.st_ino)
+        if place in self._seen:
+            return False
+        self._seen.add(place)
+        return True
+
+    def _walk(self, root: Path, row: str, *, below: str = "") -> None:
+        """Collect what counts below ``root``. Links are followed, since what they lead to may be lost as well; each folder counts once.
+
+        Mounts in the way are looked up before they are touched: one that hangs would hang this process as well.
+        """
+        folders = [(below, os.path.realpath(root / below))]
+        while folders:
+            folder, real = folders.pop()
+            try:
+                here = os.stat(real)
+                if real in self._own or not self._is_new(here):
+                    continue
+                with os.scandir(real) as found:
+                    entries = sorted(found, key=lambda entry: entry.name)
+            except OSError as error:
+                self.found.findings.append(_unreadable(root / folder, error))
+                continue
+            names = [entry.name for entry in entries]
+            if (folder or row != "file") and is_cache(Path(real), names):
+                continue  # a root that somebody watches counts, whatever it is
+            if is_wandb(Path(real), names):
+                self.found.wandb.add(root / folder)
+                continue
+            if ".git" in names and isinstance(self._checkout(Path(real)), Unclear):
+                continue  # nothing is known of its files
+            for entry in entries:
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.name != ".git" and not is_ignored(path, self._ignored):
+                    self._entry(root, path, f"{real}/{entry.name}", entry, folders, row)
+
+    def _entry(self, root: Path, path: str, real: str, entry: os.DirEntry[str], folders: list[tuple[str, str]], row: str) -> None:
+        link = entry.is_symlink()
+        if self._table is not None and (link or self._table.is_point(entry.path)):
+            judged = judge_mount(entry.path, table=self._table)
+            if judged.kind == "refused":
+                self.found.findings.append(_mounted(root / path, judged, path))
+                return
+        try:
+            info = entry.stat()
+        except FileNotFoundError:
+            return  # a link that leads nowhere holds nothing, and neither does a file that is gone
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                self.found.findings.append(_unreadable(root / path, error))
+            return
+        if stat.S_ISDIR(info.st_mode):
+            folders.append((path, os.path.realpath(entry.path) if link else entry.path))
+        elif stat.S_ISREG(info.st_mode) and real not in self._tracked:
+            if row == "file":
+                self._seen.add((info.st_dev, info.st_ino))
+            elif not self._is_new(info):
+                return
+            self.found.files.append(
+                LocalFile(root, path, info.st_size, info.st_mtime, "tracker" if trackers.is_events(entry.name) else row)
+            )
+
+
+def compare(
+    found: Found,
     states: Collection[RunState],
+    durable: Durable,
     *,
-    explicit: Collection[str],
     clock: Callable[[], float],
     on_event: Subscriber,
 ) -> list[Finding]:
-    """Compare every file below ``roots`` with what the runs' buckets hold.
+    """Compare every file that was found with what the runs' buckets hold, by content.
 
-    Files of a size that nothing has are told at once; the others are hashed. Findings are one per folder below a root. ``explicit`` are
-    the roots that somebody named: one of them that is missing cannot be judged, while a recorded one that is gone holds nothing.
+    Files of a size that nothing has are told at once; the others are hashed. Findings are one per folder below a root.
     """
     findings: list[Finding] = []
-    files: list[LocalFile] = []
-    for root in roots:
-        mount = judge_mount(root)
-        if mount.kind == "refused":
-            what = f"it is not looked at, since {mount.warning or mount.reason}"
-            findings.append(Finding("CANNOT TELL", "mount", what, str(root), fix=f"umount -l {root}, or watch a local directory"))
-        elif not root.exists():
-            if str(root) in explicit:
-                findings.append(
-                    Finding("CANNOT TELL", "watched", "there is no such directory", str(root), fix=f"check the path: ls {root.parent}")
-                )
-        elif root.is_file():
-            info = root.stat()
-            files.append(LocalFile(root.parent, root.name, info.st_size, info.st_mtime))
-        else:
-            _walk(root, [*ignored, *NO_LOSS], files, findings)
     held = {content for state in states for content in state.held}
     dropped = {content for state in states for content in state.dropped}
     blind = any(not state.seen for state in states)
-    lost, given_up, changed = _compare(files, held, dropped, on_event)
+    lost, given_up, changed = _compare(found.files, held, dropped, on_event)
     now_s = clock()
-    for folder, members in _folders(lost).items():
-        findings.append(_lost(folder, members, now_s, blind=blind, runs=bool(states)))
-    for folder, members in _folders(given_up).items():
+    for (row, folder), members in _folders(lost).items():
+        finding = _lost(row, folder, members, now_s, blind=blind, runs=bool(states))
+        findings.append(durable.excuse(finding, folder))
+    for (_, folder), members in _folders(given_up).items():
         what = f"{_count(members)} of steps that policy dropped"
         findings.append(Finding("note", "superseded", what, str(folder), sum(file.size for file in members), _age(members, now_s)))
     for file, reason in changed:
         fix = "run stagekit teardown again when nothing writes there"
-        findings.append(Finding("CANNOT TELL", "file", reason, str(file.full), file.size, fix=fix))
+        findings.append(durable.excuse(Finding("CANNOT TELL", "file", reason, str(file.full), file.size, fix=fix), file.full))
     return findings
-
-
-def _walk(root: Path, ignored: Sequence[str], files: list[LocalFile], findings: list[Finding]) -> None:
-    """Collect what counts below ``root``. Links are followed, since what they lead to may be lost as well; each folder counts once.
-
-    Mounts in the way are looked up before they are touched: one that hangs would hang this process as well.
-    """
-    table = MountTable.read()
-    seen: set[tuple[int, int]] = set()
-    folders = [("", os.path.realpath(root))]
-    while folders:
-        folder, real = folders.pop()
-        try:
-            here = os.stat(real)
-            if (here.st_dev, here.st_ino) in seen:
-                continue
-            seen.add((here.st_dev, here.st_ino))
-            with os.scandir(real) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
-        except OSError as error:
-            findings.append(_unreadable(root / folder, error))
-            continue
-        for entry in entries:
-            path = f"{folder}/{entry.name}" if folder else entry.name
-            if is_ignored(path, ignored):
-                continue
-            link = entry.is_symlink()
-            if table is not None and (link or table.is_point(entry.path)):
-                judged = judge_mount(entry.path, table=table)
-                if judged.kind == "refused":
-                    findings.append(_mounted(root / path, judged, path))
-                    continue
-            try:
-                info = entry.stat()
-            except FileNotFoundError:
-                continue  # a link that leads nowhere holds nothing, and neither does a file that is gone
-            except OSError as error:
-                if error.errno != errno.ELOOP:
-                    findings.append(_unreadable(root / path, error))
-                continue
-            if stat.S_ISDIR(info.st_mode):
-                folders.append((path, os.path.realpath(entry.path) if link else entry.path))
-            elif stat.S_ISREG(info.st_mode):
-                files.append(LocalFile(root, path, info.st_size, info.st_mtime))
 
 
 def _mounted(path: Path, judged: Judgement, pattern: str) -> Finding:
@@ -180,26 +312,42 @@ def _hash(file: LocalFile) -> str | OSError:
         return error
 
 
-def _folders(files: Iterable[LocalFile]) -> dict[Path, list[LocalFile]]:
-    """By folder directly below the root, and by file for those that lie in the root itself."""
-    grouped: dict[Path, list[LocalFile]] = {}
+def _folders(files: Iterable[LocalFile]) -> dict[tuple[str, Path], list[LocalFile]]:
+    """By row and folder directly below the root, and by file for those that lie in the root itself."""
+    grouped: dict[tuple[str, Path], list[LocalFile]] = {}
     for file in files:
-        grouped.setdefault(file.root / file.path.split("/")[0], []).append(file)
+        grouped.setdefault((file.row, file.root / file.path.split("/")[0]), []).append(file)
     return dict(sorted(grouped.items()))
 
 
-def _lost(folder: Path, members: list[LocalFile], now_s: float, *, blind: bool, runs: bool) -> Finding:
+def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, blind: bool, runs: bool) -> Finding:
     size, age_s = sum(file.size for file in members), _age(members, now_s)
     first = members[0]
     example = "" if first.full == folder else f", such as {first.path.partition('/')[2]}"
     pattern = folder.name if first.full == folder else f"{folder.name}/*"
-    fix = f"copy it away, or accept the loss: stagekit teardown --ignore '{pattern}'"
+    fix = f"copy it away, or accept the loss: stagekit teardown --ignore {_quoted(pattern)}"
     if blind:
         what = f"{_count(members)} may be in a run that could not be looked at{example}"
-        return Finding("CANNOT TELL", "file", what, str(folder), size, age_s, fix)
-    nowhere = "in no verified checkpoint" if runs else "not in any bucket that is known here (name its run with --run)"
+        return Finding("CANNOT TELL", row, what, str(folder), size, age_s, fix)
     verb = "is" if len(members) == 1 else "are"
-    return Finding("NO", "file", f"{_count(members)} {verb} {nowhere}{example}", str(folder), size, age_s, fix)
+    if row == "git":
+        fix = f"git -C {shlex.quote(str(first.root))} add {shlex.quote(folder.name)}, commit and push; or {fix}"
+        what = f"{_count(members)} {verb} not in git and in no verified checkpoint{example}"
+        return Finding("NO", row, what, str(folder), size, age_s, fix)
+    if row == "tracker":
+        whose = "1 TensorBoard file" if len(members) == 1 else f"{format_count(len(members))} TensorBoard files"
+        return Finding("NO", row, f"{whose} {verb} in no bucket that is known here{example}", str(folder), size, age_s, fix)
+    network = judge_mount(folder)
+    if network.kind == "warned" and network.mount is not None:
+        fix += f"; or, if that volume outlives this server: stagekit teardown --durable {shlex.quote(network.mount.point)}"
+    nowhere = "in no verified checkpoint" if runs else "not in any bucket that is known here (name its run with --run)"
+    return Finding("NO", row, f"{_count(members)} {verb} {nowhere}{example}", str(folder), size, age_s, fix)
+
+
+def _quoted(pattern: str) -> str:
+    """In quotes also where a shell needs none today: what somebody makes of it may hold a star."""
+    quoted = shlex.quote(pattern)
+    return quoted if quoted.startswith("'") else f"'{quoted}'"
 
 
 def _age(members: Sequence[LocalFile], now_s: float) -> float:

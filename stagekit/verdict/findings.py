@@ -45,20 +45,30 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is judged: directories, runs, and the spools that hold what is not sent yet. ``ignored`` are the patterns that are no loss."""
+    """What is judged: directories, runs, and the spools that hold what is not sent yet.
+
+    ``ignored`` are the patterns that are no loss, ``working`` the directories where trainings were started (their git and their trackers),
+    ``publications`` the data sets that were begun here, ``durable`` the volumes that outlive the server.
+    """
 
     watched: tuple[str, ...]
     runs: tuple[str, ...]
     spools: tuple[str, ...]
     ignored: tuple[str, ...] = ()
+    working: tuple[str, ...] = ()
+    publications: tuple[str, ...] = ()
+    durable: tuple[str, ...] = ()
 
     @property
     def lines(self) -> list[str]:
         """The same for people; printed before anything is judged."""
         return [
             *(f"watching  {path}" for path in self.watched),
+            *(f"started   {path}" for path in self.working),
             *(f"run       {url}" for url in self.runs),
+            *(f"data set  {url}" for url in self.publications),
             *(f"spool     {path}" for path in self.spools),
+            *(f"durable   {path}" for path in self.durable),
             *(f"ignoring  {pattern}" for pattern in self.ignored),
         ] or ["nothing to judge"]
 

@@ -1,19 +1,31 @@
-"""Sending what a dead process left behind, before anything is judged."""
+"""Sending what waits here before anything is judged: what dead processes left behind, and what this process has not sent yet."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from ..errors import StagekitError, UploadFailed
-from ..progress import Event, Message, Progress, Stage, Subscriber
-from ..runs import Run, spool
+from ..progress import Message, Subscriber
+from ..runs import Run, ending, spool
 from ..runs.spool import Entry
 from .scope import Target
 
 STALL_S = 60.0
+
+
+def own_runs() -> list[Run]:
+    """The runs of this very process that have something to send: it is asked from inside of a training."""
+    return [run for run in ending.open_runs() if isinstance(run, Run) and run.status().pending]
+
+
+def finish_own(run: Run, on_event: Subscriber, *, clock: Callable[[], float] = time.monotonic) -> None:
+    """Wait for what this process has handed over to ``run``, which stays open. Never raises for a store that refuses."""
+    try:
+        _drain(run, clock)
+    except StagekitError as error:
+        on_event(Message(str(error), "warning"))
 
 
 def finish(target: Target, entries: Sequence[Entry], on_event: Subscriber, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,43 +34,28 @@ def finish(target: Target, entries: Sequence[Entry], on_event: Subscriber, *, cl
     Never raises for a store that refuses or does not answer: the rows about pending saves tell.
     """
     for directory in sorted({entry.directory.parent.parent for entry in entries if not spool.is_alive(entry)}):
+        run = Run(target.where, store=target.store, spool_dir=directory, rank=0, world_size=1, drain_s=0, on_event=on_event)
         try:
-            _finish_spool(target, directory, on_event, clock)
+            _drain(run, clock)
         except StagekitError as error:
             on_event(Message(str(error), "warning"))
+        finally:
+            with suppress(UploadFailed):
+                run.close()
 
 
-def _finish_spool(target: Target, directory: Path, on_event: Subscriber, clock: Callable[[], float]) -> None:
-    moves = _Moves(on_event)
-    run = Run(target.where, store=target.store, spool_dir=directory, rank=0, world_size=1, drain_s=0, on_event=moves.hear)
-    try:
-        while True:
-            begun_s, moves.moved = clock(), False
-            try:
-                run.drain(STALL_S)
-                return
-            except UploadFailed:
-                # Refused at once, or nothing came out for a whole minute: waiting longer would not help.
-                if not moves.moved or clock() - begun_s < STALL_S:
-                    raise
-    finally:
-        with suppress(UploadFailed):
-            run.close()
+def _drain(run: Run, clock: Callable[[], float]) -> None:
+    """Drain for as long as something gets through. Raises ``UploadFailed`` when nothing did for ``STALL_S``, or it was refused at once."""
+    while True:
+        begun_s, before = clock(), _sent(run)
+        try:
+            run.drain(STALL_S)
+            return
+        except UploadFailed:
+            if _sent(run) == before or clock() - begun_s < STALL_S:
+                raise
 
 
-class _Moves:
-    """Whether bytes or saves got through since somebody looked."""
-
-    def __init__(self, on_event: Subscriber) -> None:
-        self._on_event = on_event
-        self._seen: dict[str, int] = {}
-        self.moved = False
-
-    def hear(self, event: Event) -> None:
-        """Pass an event on, and note progress."""
-        if isinstance(event, Stage):
-            self.moved = True
-        elif isinstance(event, Progress):
-            self.moved = self.moved or event.done > self._seen.get(event.task, 0)
-            self._seen[event.task] = event.done
-        self._on_event(event)
+def _sent(run: Run) -> tuple[int, int]:
+    status = run.status()
+    return len(status.pending), status.sent_bytes

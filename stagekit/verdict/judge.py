@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
-from ..config import StoreConfig
+from ..config import StoreConfig, home_directory
 from ..errors import StagekitError
+from ..location import Location
+from ..mounts import judge as judge_mount
 from ..parallel import each
 from ..progress import Message, Subscriber
 from ..progress import ignore as nobody
 from ..runs import catalog, spool
+from ..runs.heartbeat import last_heartbeat
 from ..runs.spool import Entry
 from ..store import Where
-from . import files, processes, steps, uploads
+from . import files, git, origins, processes, publications, steps, trackers, uploads
 from .bucket import RunState, look_at_run, unseen
+from .durable import Durable
 from .findings import Finding, Verdict, decide
-from .finishing import finish
-from .scope import Judged, Target, find_scope
+from .finishing import finish, finish_own, own_runs
+from .scope import Judged, Target, find_scope, open_briefly
+
+_AT_ONCE = 32  # stores that do not answer are waited for together
 
 
 def teardown(
@@ -27,7 +35,9 @@ def teardown(
     runs: Iterable[Where] = (),
     *,
     check: bool = False,
+    deep: bool = False,
     ignore: Iterable[str] = (),
+    durable: Iterable[str | os.PathLike[str]] = (),
     store: StoreConfig | None = None,
     on_event: Subscriber = nobody,
     clock: Callable[[], float] = time.time,
@@ -35,65 +45,139 @@ def teardown(
     """Finish the uploads, then tell whether this server may be destroyed: YES, NO or CANNOT TELL, with reasons and fixes.
 
     YES means that every file below the watched directories is, by its content, in a checkpoint whose objects the bucket shows with the
-    right size, or matches one of ``ignore`` (a path below its directory, or a name); that nothing waits in the spool; and that nobody
-    writes any more. What could not be looked at makes it CANNOT TELL, never YES: a store that is down or refuses, and a scope with nothing
-    in it. NO beats CANNOT TELL.
+    right size, or in a pushed git checkout, or matches one of ``ignore`` (a path below its directory, or a name); that nothing waits in
+    the spool; that the checkouts and trackers where trainings were started have nothing of their own; and that nobody writes any more.
+    What could not be looked at makes it CANNOT TELL, never YES: a store that is down or refuses, and a scope with nothing in it. NO beats
+    CANNOT TELL.
 
     Without ``watch`` and ``runs`` the scope is what runs recorded on this machine. ``check`` only reads, here and in the bucket;
-    without it, saves that a dead process left behind are sent first. ``store`` is how to reach the runs, where it is not as recorded.
+    without it, saves that a dead process left behind are sent first, and so are those of this process, whose runs stay open. ``deep``
+    reads every object again. ``durable`` names volumes that outlive the server: what lies there is no loss. ``store`` is how to reach the
+    runs, where it is not as recorded.
 
     Example::
 
         verdict = stagekit.teardown(watch=["out"], runs=["s3://bucket/run"])
         print(verdict.answer, [finding.line for finding in verdict.findings])
     """
-    judged = find_scope(watch, runs, ignore, store=store)
+    judged = find_scope(watch, runs, ignore, durable=durable, store=store)
     on_event(Message("\n".join(judged.scope.lines)))
-    return judge(judged, check=check, on_event=on_event, clock=clock)
+    return judge(judged, check=check, deep=deep, on_event=on_event, clock=clock)
 
 
-def judge(judged: Judged, *, check: bool = False, on_event: Subscriber = nobody, clock: Callable[[], float] = time.time) -> Verdict:
+def judge(
+    judged: Judged,
+    *,
+    check: bool = False,
+    deep: bool = False,
+    on_event: Subscriber = nobody,
+    clock: Callable[[], float] = time.time,
+) -> Verdict:
     """The verdict on a scope that ``find_scope`` found. See ``teardown``."""
     findings = list(judged.findings)
+    durable = judged.durable
     spools = [Path(path) for path in judged.scope.spools]
     entries, broken = uploads.pending(spools)
     states: dict[str, RunState] = {}
     if not check:
         states = _finish(judged.targets, entries, on_event)
         entries, broken = uploads.pending(spools)
-    findings.extend(broken)
-    findings.extend(uploads.judge(entries, clock))
+    findings.extend(durable.excuse(finding, finding.subject) for finding in broken)
+    for entry, finding in zip(entries, uploads.judge(entries, clock), strict=True):
+        findings.append(durable.excuse(finding, entry.directory))
     to_see = [target for target in judged.targets if target.url not in states]
-    for state in each(lambda target: look_at_run(target.open(), clock), to_see, threads=8):
+    for state in each(lambda target: look_at_run(target.open(), clock, deep=deep, on_event=on_event), to_see, threads=_AT_ONCE):
         states[state.url] = state
     for state in states.values():
         findings.extend(state.findings)
-    findings.extend(steps.judge(states, entries))
-    findings.extend(
-        files.judge(judged.roots, judged.scope.ignored, states.values(), explicit=judged.explicit, clock=clock, on_event=on_event)
-    )
+    for target in judged.targets:
+        findings.extend(_on_this_machine(target, durable))
+    beats = [beat for url in states if (beat := last_heartbeat(url, judged.home)) is not None]
+    findings.extend(steps.judge(states, [entry for entry in entries if not durable.holds(entry.directory)], beats))
+    findings.extend(_local(judged, states, clock, on_event))
+    findings.extend(_elsewhere(judged, states))
     findings.extend(processes.judge(list(files.existing(judged.roots))))
-    if not (judged.roots or judged.targets or entries or findings):
+    nothing_told = all(finding.weight == "note" for finding in findings)
+    if nothing_told and not (judged.roots or judged.targets or entries):
         fix = "name what to judge: stagekit teardown --watch DIR --run RUN"
         findings.append(Finding("CANNOT TELL", "scope", "nothing is watched and no run is recorded", "this machine", fix=fix))
     return decide(findings, judged.scope)
 
 
 def _finish(targets: Iterable[Target], entries: list[Entry], on_event: Subscriber) -> dict[str, RunState]:
-    """Send what dead processes left. Returns the state of those runs whose store cannot be reached, which are not asked again."""
+    """Send what dead processes left, and what this one has pending. Returns the state of those runs whose store cannot be reached, which
+    are not asked again."""
     states: dict[str, RunState] = {}
     by_url = {target.url: target for target in targets}
     left: dict[str, list[Entry]] = {}
     for entry in entries:
         if not spool.is_alive(entry):
             left.setdefault(entry.run, []).append(entry)
-    for url, waiting in left.items():
-        # A run that nobody named is sent all the same: its saves would be lost with this server.
-        target = by_url.get(url) or Target(url, url, waiting[0].store)
-        try:
-            catalog.attempts(target.open())
-        except StagekitError as error:
+    own = {run.url: run for run in own_runs()}
+    # A run that nobody named is sent all the same: its saves would be lost with this server.
+    to_send = {url: by_url.get(url) or Target(url, url, left[url][0].store if url in left else own[url]._config) for url in {**left, **own}}
+    for url, error in zip(to_send, each(_reach, to_send.values(), threads=_AT_ONCE), strict=True):
+        if error is not None:
             states[url] = unseen(url, error)
             continue
-        finish(target, waiting, on_event)
+        if url in own:
+            finish_own(own[url], on_event)
+        if url in left:
+            finish(to_send[url], left[url], on_event)
     return states
+
+
+def _reach(target: Target) -> StagekitError | None:
+    try:
+        catalog.attempts(target.open())
+    except StagekitError as error:
+        return error
+    return None
+
+
+def _local(judged: Judged, states: dict[str, RunState], clock: Callable[[], float], on_event: Subscriber) -> list[Finding]:
+    """The rows about what lies on this machine: files, checkouts, trackers."""
+    ignored, durable = judged.scope.ignored, judged.durable
+    own = [home_directory() if judged.home is None else judged.home, *map(Path, judged.scope.spools)]
+    looking = files.Looking(judged.roots, ignored, explicit=judged.explicit, own=own)
+    looking.watched()
+    looking.working(judged.working)
+    found = looking.found
+    findings = [durable.excuse(finding, finding.subject) for finding in found.findings]
+    findings.extend(files.compare(found, states.values(), durable, clock=clock, on_event=on_event))
+
+    def ignores(name: str) -> bool:
+        return files.is_ignored(name, ignored)
+
+    for checkout in found.checkouts.values():
+        findings.extend(durable.excuse(finding, checkout.top) for finding in git.judge(checkout, ignores, clock()))
+    findings.extend(durable.excuse(finding, finding.subject) for finding in trackers.judge(found.wandb, ignores, clock()))
+    return findings
+
+
+def _elsewhere(judged: Judged, states: dict[str, RunState]) -> list[Finding]:
+    """The rows about what checkpoints need besides themselves, and about data sets on their way. Asked for together."""
+
+    def ignores(name: str) -> bool:
+        return files.is_ignored(name, judged.scope.ignored)
+
+    asked: list[Callable[[], list[Finding]]] = []
+    for target in judged.targets:
+        state = states.get(target.url)
+        if state is not None and state.newest is not None:
+            asked.append(partial(origins.judge_base_model, state, ignores))
+            asked.append(partial(origins.judge_dataset, state, target.datasets, ignores, open_briefly, target.store, judged.durable))
+    asked.extend(partial(publications.judge, one, ignores, open_briefly, judged.durable) for one in judged.publications)
+    return [finding for told in each(lambda ask: ask(), asked, threads=_AT_ONCE) for finding in told]
+
+
+def _on_this_machine(target: Target, durable: Durable) -> list[Finding]:
+    """A run in a directory of this machine's own disk: what was saved there goes with the server."""
+    location = Location.parse(target.url)
+    if not location.is_directory or durable.holds(location.local_path):
+        return []
+    mount = judge_mount(location.local_path)
+    if mount.kind != "fine":
+        return [Finding("note", "disk", f"the run lies in a directory, which must outlive this server: {mount.reason}", target.url)]
+    fix = f"save to a bucket; or, if its volume outlives this server: stagekit teardown --durable {shlex.quote(str(location.local_path))}"
+    return [Finding("NO", "disk", "the run lies on a disk of this machine, which goes with it", target.url, fix=fix)]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..config import StoreConfig, home_directory
 from ..errors import StagekitError, UsageError
 from ..mounts import judge
+from ..publishing.begun import Begun
 from ..runs import KnownRun, known_runs, parse_reference
 from ..runs.spool import default_dir
 from ..store import Where, open_store
 from ..store.base import Store
+from . import publications as publication_rows
+from .durable import Durable
 from .findings import Finding, Scope
 
 # Together these keep one call to a store that does not answer below ten seconds.
@@ -27,17 +30,23 @@ class Target:
     url: str
     where: Where
     store: StoreConfig | None
+    datasets: Mapping[str, str] = field(default_factory=dict)
 
     def open(self) -> Store:
-        """The run's store with little patience: a verdict that cannot be reached is told within ten seconds."""
-        config = self.store or StoreConfig()
-        patience = replace(
-            config,
-            connect_timeout_s=min(config.connect_timeout_s, _CONNECT_S),
-            read_timeout_s=min(config.read_timeout_s, _READ_S),
-            retry_s=min(config.retry_s, _RETRY_S),
-        )
-        return open_store(self.where, patience)
+        """The run's store, with little patience."""
+        return open_briefly(self.where, self.store)
+
+
+def open_briefly(where: Where, store: StoreConfig | None) -> Store:
+    """A store with little patience: a verdict that cannot be reached is told within ten seconds."""
+    config = store or StoreConfig()
+    patience = replace(
+        config,
+        connect_timeout_s=min(config.connect_timeout_s, _CONNECT_S),
+        read_timeout_s=min(config.read_timeout_s, _READ_S),
+        retry_s=min(config.retry_s, _RETRY_S),
+    )
+    return open_store(where, patience)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,10 @@ class Judged:
     roots: tuple[Path, ...]
     explicit: frozenset[str]
     findings: tuple[Finding, ...]
+    working: tuple[Path, ...] = ()
+    publications: tuple[Begun, ...] = ()
+    durable: Durable = field(default_factory=Durable)
+    home: Path | None = None
 
 
 def find_scope(
@@ -56,13 +69,16 @@ def find_scope(
     runs: Iterable[Where] = (),
     ignore: Iterable[str] = (),
     *,
+    durable: Iterable[str | os.PathLike[str]] = (),
     store: StoreConfig | None = None,
     home: Path | None = None,
 ) -> Judged:
     """What to judge. Named directories and runs are taken as they are; what is not named comes from this machine's records.
 
-    With ``watch`` alone, every recorded run may hold those files; with ``runs`` alone, their recorded directories are watched. The spools
-    of all recorded runs belong to every scope, whatever is named: what waits there exists nowhere else. Reads local records only.
+    With ``watch`` alone, every recorded run may hold those files; with ``runs`` alone, their recorded directories are watched. Where the
+    trainings of these runs were started belongs to the scope unless directories are named. The spools of all recorded runs and the
+    publications that were begun here belong to every scope, whatever is named: what waits there exists nowhere else. Reads local records
+    only. ``durable`` are volumes that outlive the server.
     ``store`` is for every run when it is given; else each recorded run is reached as its training reached it.
     """
     findings: list[Finding] = []
@@ -76,18 +92,42 @@ def find_scope(
         findings.append(Finding("CANNOT TELL", "records", what, str(home or home_directory()), fix=fix))
     by_url = {known.url: known for known in recorded}
     named = list({target.url: target for target in (_named(where, by_url, store) for where in runs)}.values())
-    targets = named or [Target(known.url, known.url, store or known.store) for known in recorded]
-    watch = list(watch)
-    if not all(map(os.fspath, watch)):  # "$OUT" that was never set; it must not mean the directory we happen to be in
-        raise UsageError("watch: an empty text names no directory; give the one whose files must be safe, or . for this one")
-    explicit = [Path(os.path.abspath(os.path.expanduser(os.fspath(path)))) for path in watch]
-    roots = explicit or [path for target in targets if target.url in by_url for path in by_url[target.url].watched if _is_there(path)]
+    targets = named or [Target(known.url, known.url, store or known.store, known.datasets) for known in recorded]
+    explicit = _paths(watch, "watch")
+    here = [by_url[target.url] for target in targets if target.url in by_url]
+    roots = explicit or [path for known in here for path in known.watched if _is_there(path)]
     outer = _outermost(roots)
+    working = [] if explicit else sorted({path for known in here for path in known.working if _is_there(path)} - set(outer))
     spools = sorted({default_dir(), *(path for known in recorded for path in known.spools)})
+    publications, broken = publication_rows.recorded(home)
+    lasting = Durable(_paths(durable, "durable"))
     scope = Scope(
-        tuple(map(str, outer)), tuple(target.url for target in targets), tuple(str(path) for path in spools if path.is_dir()), tuple(ignore)
+        watched=tuple(map(str, outer)),
+        runs=tuple(target.url for target in targets),
+        spools=tuple(str(path) for path in spools if path.is_dir()),
+        ignored=tuple(ignore),
+        working=tuple(map(str, working)),
+        publications=tuple(one.url for one in publications),
+        durable=tuple(map(str, lasting.paths)),
     )
-    return Judged(scope, tuple(targets), tuple(outer), frozenset(map(str, explicit)), tuple(findings))
+    return Judged(
+        scope,
+        tuple(targets),
+        tuple(outer),
+        frozenset(map(str, explicit)),
+        (*findings, *broken, *lasting.judge()),
+        tuple(working),
+        tuple(publications),
+        lasting,
+        home,
+    )
+
+
+def _paths(given: Iterable[str | os.PathLike[str]], name: str) -> list[Path]:
+    texts = [os.fspath(path) for path in given]
+    if not all(texts):  # "$OUT" that was never set; it must not mean the directory we happen to be in
+        raise UsageError(f"{name}: an empty text names no directory; give the one whose files must be safe, or . for this one")
+    return [Path(os.path.abspath(os.path.expanduser(text))) for text in texts]
 
 
 def _is_there(path: Path) -> bool:
@@ -99,7 +139,8 @@ def _named(where: Where, by_url: dict[str, KnownRun], store: StoreConfig | None)
     # Opening does no I/O; it gives one spelling to "s3://bucket/run/" and "s3://bucket/run".
     url = str(open_store(parse_reference(where)[0] if isinstance(where, str) else where).location)
     known = by_url.get(url)
-    return Target(url, where if not isinstance(where, str) else url, store or (known.store if known else None))
+    config, datasets = (known.store, known.datasets) if known else (None, {})
+    return Target(url, where if not isinstance(where, str) else url, store or config, datasets)
 
 
 def _outermost(roots: Sequence[Path]) -> list[Path]:

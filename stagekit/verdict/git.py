@@ -1,0 +1,203 @@
+"""The rows about git: what of a checkout is on no remote.
+
+git itself is asked, without locks, prompts and hooks, and for a bounded time: one that hangs, is missing or refuses makes it CANNOT TELL.
+What a checkout's ignore rules leave out is left out here, too, unless it lies below a watched directory.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..units import format_count
+from .findings import Finding
+
+PATIENCE_S = 6.0  # for all questions about one checkout
+
+_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """What git tells of a checkout. ``tracked`` and ``untracked`` are absolute; an untracked folder stands for all that is in it.
+
+    ``modified`` are paths below ``top``; ``unpushed`` and ``stashed`` are the times of commits that no remote has.
+    """
+
+    top: Path
+    tracked: frozenset[str]
+    modified: tuple[str, ...]
+    untracked: tuple[Path, ...]
+    unpushed: tuple[float, ...]
+    stashed: tuple[float, ...]
+    remotes: tuple[tuple[str, str], ...]
+    has_commits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """A checkout about which git could not be asked, why, and what helps."""
+
+    top: Path
+    why: str
+    fix: str
+
+
+def enclosing(directory: Path) -> Path | None:
+    """The checkout that ``directory`` lies in, or is; ``None`` when it lies in none."""
+    return next((folder for folder in (directory, *directory.parents) if (folder / ".git").exists()), None)
+
+
+def look(top: Path, *, program: str = "git", patience_s: float = PATIENCE_S) -> Checkout | Unclear:
+    """Ask git about the checkout at ``top``. Only reads; never raises for what git says or does not say."""
+    asked = _Git(top, program, time.monotonic() + patience_s)
+    again = f"see what it says: git -C {shlex.quote(str(top))} status"
+    try:
+        status = asked("status", "--porcelain=v2", "--branch", "--untracked-files=normal", "-z")
+        tracked = asked("ls-files", "-z")
+        modified, untracked, has_commits = _parse_status(status)
+        unpushed = _times(asked("log", "--branches", "HEAD", "--not", "--remotes", "--format=%ct")) if has_commits else ()
+        stashed = _times(asked("stash", "list", "--format=%ct")) if has_commits else ()
+        remotes = _remotes(asked("config", "--get-regexp", r"^remote\..*\.url$", fine=(0, 1)))
+    except FileNotFoundError:
+        return Unclear(top, "git is not installed here, so its state cannot be told", "install it: apt-get install -y git")
+    except subprocess.TimeoutExpired:
+        return Unclear(top, f"git did not answer within {patience_s:.0f} s", again)
+    except OSError as error:
+        return Unclear(top, f"git cannot be asked: {error.strerror or error}", again)
+    except _Refused as error:
+        own = "dubious ownership" in str(error)
+        fix = "run stagekit teardown as the user who owns the checkout" if own else again
+        return Unclear(top, f"git refuses to tell: {error}", fix)
+    return Checkout(
+        top,
+        frozenset(f"{top}/{path}" for path in tracked.split("\0") if path),
+        modified,
+        tuple(top / path for path in untracked),
+        unpushed,
+        stashed,
+        remotes,
+        has_commits,
+    )
+
+
+def judge(checkout: Checkout | Unclear, ignores: Callable[[str], bool], now_s: float) -> list[Finding]:
+    """The findings about one checkout, but for its untracked files, which are compared with the buckets first."""
+    top, at = str(checkout.top), f"git -C {shlex.quote(str(checkout.top))}"
+    if isinstance(checkout, Unclear):
+        return [Finding("CANNOT TELL", "git", checkout.why, top, fix=checkout.fix)]
+    findings = []
+    modified = [path for path in checkout.modified if not ignores(path)]
+    if modified:
+        sizes, times = _stat(checkout.top, modified)
+        what = f"{_count(modified, 'file')} changed and not committed, such as {modified[0]}"
+        fix = f"{at} commit -am 'before teardown' && {at} push"
+        findings.append(Finding("NO", "git", what, top, sum(sizes), now_s - max(times) if times else None, fix))
+    if checkout.has_commits and not checkout.remotes:
+        what = "it has no remote, so its commits are nowhere else"
+        fix = f"{at} remote add origin URL && {at} push --all origin"
+        findings.append(Finding("NO", "git", what, top, age_s=now_s - max(checkout.unpushed) if checkout.unpushed else None, fix=fix))
+    elif checkout.unpushed:
+        what = f"{_count(checkout.unpushed, 'commit')} on no remote"
+        fix = f"{at} push --all {shlex.quote(checkout.remotes[0][0])}"
+        findings.append(Finding("NO", "git", what, top, age_s=now_s - max(checkout.unpushed), fix=fix))
+    local = next(((name, url) for name, url in checkout.remotes if url.startswith(("/", "file://", ".", "~"))), None)
+    if local is not None:
+        findings.append(Finding("note", "git", f"its remote {local[0]} is a directory of this machine, {local[1]}", top))
+    if checkout.stashed:
+        what = f"{_count(checkout.stashed, 'stash', 'stashes')}, which no push takes along"
+        fix = f"{at} stash branch rescued && {at} commit -am rescued && {at} push --all; or {at} stash drop"
+        findings.append(Finding("NO", "git", what, top, age_s=now_s - max(checkout.stashed), fix=fix))
+    return findings
+
+
+class _Refused(Exception):
+    """git ended with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Git:
+    top: Path
+    program: str
+    deadline: float
+
+    def __call__(self, *arguments: str, fine: Collection[int] = (0,)) -> str:
+        command = [self.program, "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "-C", str(self.top), *arguments]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # as in a hook: of another checkout
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**inherited, **_QUIET},
+            start_new_session=True,
+        )
+        try:
+            said, complained = process.communicate(timeout=max(0.1, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            # Its helpers hold the pipes as well. One that hangs in the kernel is left behind.
+            os.killpg(process.pid, signal.SIGKILL)
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            raise
+        if process.returncode not in fine:
+            lines = complained.decode(errors="replace").strip().splitlines() or [f"it ended with {process.returncode}"]
+            raise _Refused(lines[0].removeprefix("fatal: ")[:200])
+        return os.fsdecode(said)
+
+
+def _parse_status(text: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """Changed paths, untracked ones, and whether there is a commit, from ``status --porcelain=v2 --branch -z``."""
+    modified: list[str] = []
+    untracked: list[str] = []
+    has_commits = True
+    entries = iter(text.split("\0"))
+    for entry in entries:
+        kind, _, rest = entry.partition(" ")
+        if kind == "1":
+            modified.append(rest.split(" ", 7)[7])
+        elif kind == "2":
+            modified.append(rest.split(" ", 8)[8])
+            next(entries, None)  # the name it had before
+        elif kind == "u":
+            modified.append(rest.split(" ", 9)[9])
+        elif kind == "?":
+            untracked.append(rest.rstrip("/"))
+        elif entry == "# branch.oid (initial)":
+            has_commits = False
+    return tuple(modified), tuple(untracked), has_commits
+
+
+def _times(text: str) -> tuple[float, ...]:
+    return tuple(float(line) for line in text.split())
+
+
+def _remotes(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = (line.partition(" ") for line in text.splitlines())
+    return tuple((name.removeprefix("remote.").removesuffix(".url"), url) for name, _, url in pairs)
+
+
+def _stat(top: Path, paths: Sequence[str]) -> tuple[list[int], list[float]]:
+    sizes, times = [], []
+    for path in paths:
+        try:
+            info = (top / path).stat()
+        except OSError:
+            continue  # it was deleted, and the deletion is what is not committed
+        sizes.append(info.st_size)
+        times.append(info.st_mtime)
+    return sizes, times
+
+
+def _count(things: Sequence[object], one: str, many: str = "") -> str:
+    return f"1 {one}" if len(things) == 1 else f"{format_count(len(things))} {many or f'{one}s'}"
