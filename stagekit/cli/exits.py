@@ -15,6 +15,8 @@ class Exit(enum.IntEnum):
     USAGE = 2
     VERDICT_NO = 3
     CANNOT_TELL = 4
+    STALLED = 5
+    OVERTIME = 6
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -25,6 +27,8 @@ MEANINGS: dict[Exit, str] = {
     Exit.USAGE: "an argument or option that cannot be meant",
     Exit.VERDICT_NO: "teardown: NO",
     Exit.CANNOT_TELL: "teardown: CANNOT TELL",
+    Exit.STALLED: "run: ended by --stall",
+    Exit.OVERTIME: "run: ended by --max-hours",
     Exit.INTERRUPTED: "ended by Ctrl-C",
     Exit.TERMINATED: "ended by SIGTERM",
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..config import StoreConfig
+from ..errors import UsageError
 from ..units import parse_duration, parse_size
 from .output import Printer, open_printer
 
@@ -16,10 +18,11 @@ from .output import Printer, open_printer
 LOOKING_S = 8.0
 
 
-def store_options(*, retry_s: float | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def store_options(*, retry_s: float | None = None, beside: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add ``--json --endpoint-url --profile --region --ca-bundle --anonymous``; the command gets ``store=`` and ``printer=`` for them.
 
-    ``retry_s`` is the command's budget for repeating one call, in seconds, where it is another than ``StoreConfig``'s.
+    ``retry_s`` is the command's budget for repeating one call, in seconds, where it is another than ``StoreConfig``'s. ``beside``: another
+    program prints to the same terminal, so that ours are lines that say whose they are.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,7 +41,7 @@ def store_options(*, retry_s: float | None = None) -> Callable[[Callable[..., An
             store = StoreConfig(
                 endpoint_url=endpoint_url, profile=profile, region=region, ca_bundle=ca_bundle, anonymous=anonymous, **settings
             )
-            with open_printer(as_json=json) as printer:
+            with open_printer(as_json=json, beside=beside) as printer:
                 return function(*args, store=store, printer=printer, **kwargs)
 
         for option in reversed(_OPTIONS):
@@ -85,7 +88,43 @@ class Duration(_SecondsType):
         return parse_duration(value, name=param.opts[0] if param else "duration")
 
 
+def best_of(text: str | None) -> tuple[str, str, int] | None:
+    """``val_loss:min:2`` as metric, mode and count. Raises ``UsageError``."""
+    if text is None:
+        return None
+    metric, _, rest = text.partition(":")
+    mode, _, count = rest.partition(":")
+    if not metric or mode not in ("min", "max") or not (count.isascii() and count.isdecimal() and int(count)):
+        raise UsageError(f"--keep-best: {text!r} is not METRIC:min|max:N, such as val_loss:min:2")
+    return metric, mode, int(count)
+
+
+STORE_OPTIONS = ("endpoint_url", "profile", "region", "ca_bundle", "anonymous")
+
+
+def given(context: click.Context, *, only: Collection[str] = ()) -> list[str]:
+    """The options that were given on the command line, as words that mean the same; with ``only``, those of these names.
+
+    ``--json`` is left out: it is about this terminal.
+    """
+    words: list[str] = []
+    for param in context.command.params:
+        if not isinstance(param, click.Option) or param.name is None or param.name == "json":
+            continue
+        if only and param.name not in only:
+            continue
+        if context.get_parameter_source(param.name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[param.name]
+        if param.is_flag:
+            words.append(param.opts[0] if value else param.secondary_opts[0])
+            continue
+        for one in value if param.multiple else [value]:
+            words += [param.opts[0], f"{one:g}" if isinstance(one, float) else str(one)]
+    return words
+
+
 SIZE = Size()
 DURATION = Duration()
 
-__all__ = ["DURATION", "LOOKING_S", "SIZE", "Printer", "store_options"]
+__all__ = ["DURATION", "LOOKING_S", "SIZE", "STORE_OPTIONS", "Printer", "best_of", "given", "store_options"]

@@ -40,11 +40,13 @@ class Printer(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
-def open_printer(*, as_json: bool, stdout: TextIO | None = None, stderr: TextIO | None = None) -> Printer:
-    """The printer for this invocation: JSON when asked for, live on a terminal, lines elsewhere."""
+def open_printer(*, as_json: bool, beside: bool = False, stdout: TextIO | None = None, stderr: TextIO | None = None) -> Printer:
+    """The printer for this invocation: JSON when asked for, live on a terminal, lines elsewhere and ``beside`` another program's output."""
     out, err = stdout or sys.stdout, stderr or sys.stderr
     if as_json:
         return JsonPrinter(out)
+    if beside:
+        return LinePrinter(out, err, prefix="stagekit: ")
     return LivePrinter(out, err) if err.isatty() else LinePrinter(out, err)
 
 
@@ -93,9 +95,15 @@ class LinePrinter:
     """Text without a terminal: one line per task every ``every_s``, and one when it ends."""
 
     def __init__(
-        self, stdout: TextIO, stderr: TextIO, *, every_s: float = LINE_EVERY_S, clock: Callable[[], float] = time.monotonic
+        self,
+        stdout: TextIO,
+        stderr: TextIO,
+        *,
+        every_s: float = LINE_EVERY_S,
+        prefix: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._out, self._err, self._every_s, self._clock = stdout, stderr, every_s, clock
+        self._out, self._err, self._every_s, self._prefix, self._clock = stdout, stderr, every_s, prefix, clock
         self._lock = threading.Lock()
         self._rates: dict[str, _Rate] = {}
         self._shown_s: dict[str, float] = {}
@@ -121,7 +129,7 @@ class LinePrinter:
             print(text, file=self._out, flush=True)
 
     def _line(self, text: str) -> None:
-        print(text, file=self._err, flush=True)
+        print(f"{self._prefix}{text}", file=self._err, flush=True)
 
     def __enter__(self) -> Self:
         return self

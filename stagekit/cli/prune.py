@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from ..config import StoreConfig
-from ..errors import UsageError
-from .options import Printer, store_options
+from .options import Printer, best_of, store_options
 
 
 @click.command()
@@ -38,7 +37,7 @@ def command(
     from ..pruning import survey
     from ..runs.retention import Policy
 
-    policy = Policy(keep_last, keep_every, _best(keep_best) if keep_best is not None else None)
+    policy = Policy(keep_last, keep_every, best_of(keep_best))
     pruning = survey(
         url, policy=policy, older_than=older_than, dry_run=dry_run, allow_live=allow_live, store=store, on_event=printer.on_event
     )
@@ -46,11 +45,3 @@ def command(
     for place in pruning.places:
         printer.data("\n".join(place.lines), {"event": "pruned", **place.record})
     pruning.carry_out(printer.on_event)
-
-
-def _best(text: str) -> tuple[str, str, int]:
-    metric, _, rest = text.partition(":")
-    mode, _, count = rest.partition(":")
-    if not metric or mode not in ("min", "max") or not (count.isascii() and count.isdecimal() and int(count)):
-        raise UsageError(f"--keep-best: {text!r} is not METRIC:min|max:N, such as val_loss:min:2")
-    return metric, mode, int(count)

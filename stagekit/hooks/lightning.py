@@ -16,6 +16,7 @@ from ..errors import CheckpointError, MissingExtra, UsageError
 from ..runs.layout import Selector
 from ..runs.run import Run
 from ..runs.sync import Upload
+from ..saves.lightning import epochs_of, metrics_of
 from ..store import Where
 from .exchange import bring
 from .ranks import Ranks
@@ -95,7 +96,7 @@ class StagekitCheckpointIO(CheckpointIO):
         number = len(self._uploads)
         self._uploads.append(Upload(int(checkpoint["global_step"])))
         self._uploads[number] = self.run.submit(
-            path, step=int(checkpoint["global_step"]), epoch=_epochs(checkpoint), metrics=_metrics(checkpoint)
+            path, step=int(checkpoint["global_step"]), epoch=epochs_of(checkpoint), metrics=metrics_of(checkpoint)
         )
         self._remove_what_may_go()
 
@@ -125,20 +126,3 @@ class StagekitCheckpointIO(CheckpointIO):
         for path, number in [one for one in self._removals if one[1] <= verified]:
             self._removals.remove((path, number))
             self.inner.remove_checkpoint(path)
-
-
-def _epochs(checkpoint: dict[str, Any]) -> int | None:
-    """Epochs finished: what the loop counts as processed, since the save comes before it counts the epoch as completed."""
-    try:
-        return int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
-    except (KeyError, TypeError):
-        return checkpoint.get("epoch")
-
-
-def _metrics(checkpoint: dict[str, Any]) -> dict[str, float]:
-    """What each ``ModelCheckpoint`` monitors."""
-    metrics: dict[str, float] = {}
-    for state in (checkpoint.get("callbacks") or {}).values():
-        if isinstance(state, dict) and state.get("monitor") and state.get("current_score") is not None:
-            metrics[str(state["monitor"])] = float(state["current_score"])
-    return metrics

@@ -1,12 +1,13 @@
 """What a ``checkpoint-<step>`` directory of transformers' ``Trainer`` must hold before it is complete.
 
-The Trainer calls ``on_save`` on rank 0 without waiting for the other ranks, which may still be writing their random states or shards. So
-completeness is decided from outside: by what the live arguments say will be there.
+Rank 0 does not wait for the other ranks, which may still be writing their random states or shards when it goes on. So completeness is
+decided from outside: by what the live arguments say will be there, or, where nobody knows them, by what is there (``Expected.seen_in``).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ UNFINISHED = "checkpoint-is-incomplete.txt"  # what the Trainer's own SIGTERM sa
 
 _FOLDER = re.compile(r"checkpoint-([0-9]{1,12})")
 _WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)(-[0-9]+-of-[0-9]+)?\.(safetensors|bin)")
+_RANDOM_STATE = re.compile(r"rng_state_([0-9]+)\.pth")
+_DEEPSPEED = re.compile(r"global_step[0-9]+")
 _INDEX = re.compile(r"(model|pytorch_model)\.(safetensors|bin)\.index\.json")
 
 Sharding = Literal["none", "fsdp", "deepspeed"]
@@ -35,6 +38,27 @@ class Expected:
     weights_only: bool = False
     sharding: Sharding = "none"
     zero_stage: int = 0
+
+    @classmethod
+    def seen_in(cls, directory: Path, world_size: int | None = None) -> Expected:
+        """What the save in ``directory`` will hold once it is complete, as far as the files that are there already tell.
+
+        Rank 0 writes ``trainer_state.json`` last, so that with this file everything of rank 0 is there. The number of ranks is
+        ``world_size``, else what their random states show so far, which may be too few.
+        """
+        names = set(os.listdir(directory)) if directory.is_dir() else set()
+        states = [int(match[1]) for name in names if (match := _RANDOM_STATE.fullmatch(name))]
+        ranks = max(world_size or 2, max(states) + 1) if states else world_size or 1
+        if "rng_state.pth" in names:
+            ranks = 1
+        sharding: Sharding = "none"
+        if "latest" in names or any(_DEEPSPEED.fullmatch(name) for name in names):
+            sharding = "deepspeed"
+        elif names & {"pytorch_model_fsdp_0", "pytorch_model_fsdp.bin", "optimizer_0", "optimizer.bin"}:
+            sharding = "fsdp"
+        whole_state = names & {"optimizer.pt", "scheduler.pt", "rng_state.pth"} or states or sharding != "none"
+        parted = any(directory.glob("global_step*/*optim_states.pt"))
+        return cls(tuple(range(ranks)), ranks, not whole_state, sharding, int(parted))
 
     def missing(self, directory: Path, step: int, is_new: Callable[[Path], bool] = lambda _: True) -> list[str]:
         """What ``directory`` lacks to be the complete save of ``step``; nothing when it is. ``is_new``: not left by an earlier training."""

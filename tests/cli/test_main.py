@@ -240,7 +240,7 @@ def test_a_signal_ends_with_its_code_and_one_line(number: int, code: int, word: 
 
 def test_the_table_of_exit_codes_is_complete() -> None:
     assert set(MEANINGS) == set(Exit)
-    assert [int(code) for code in Exit] == [0, 1, 2, 3, 4, 130, 143]
+    assert [int(code) for code in Exit] == [0, 1, 2, 3, 4, 5, 6, 130, 143]
 
 
 def test_sigterm_means_what_it_meant_before_once_main_has_returned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

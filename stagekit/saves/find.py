@@ -1,0 +1,259 @@
+"""Finished checkpoints below a directory into which somebody else's trainer writes, found by rule.
+
+=========== ================================================================== ====================================================
+kind        a candidate is                                                     finished when
+=========== ================================================================== ====================================================
+trainer     ``checkpoint-<step>/`` of transformers' ``Trainer``                everything that such a save holds is there and whole;
+                                                                               where only other ranks' states lack, when it is quiet
+dcp         a directory with ``.metadata`` or ``*.distcp``                     ``.metadata`` is there, and every file it names
+accelerate  a directory with ``random_states_<rank>.pkl``                      every file is whole and it is quiet
+lightning   ``*.ckpt``, a file or a directory                                  it is quiet and whole
+pattern     what the user's pattern names, a file or a directory               it is quiet, and whole as far as its formats tell
+=========== ================================================================== ====================================================
+
+*Quiet* means that no file below it was added, changed or removed for some time; the one who looks knows the time. What has no end of its
+own (an unknown format) can be told finished by quiet alone.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from . import lightning, trainer
+from .dcp import METADATA, missing_dcp
+from .whole import is_whole
+
+Kind = Literal["trainer", "dcp", "accelerate", "lightning", "pattern"]
+Stat = tuple[int, int, int]
+
+INCOMPLETE = ".incomplete"
+"""What is appended to the name of a save that its trainer did not finish, so that no trainer takes it for a checkpoint."""
+
+_STEP = re.compile(r"(?:step|iter|global_step|checkpoint)[=_-]?0*([0-9]{1,12})(?![0-9])", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![0-9])0*([0-9]{1,12})(?![0-9])")
+_TELLS_ITS_END = (".safetensors", ".json", ".pt", ".pth", ".bin", ".ckpt")
+_STRUCTURED = ("trainer", "dcp")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A candidate below ``root`` as it is now. ``stats`` is inode, size and time of change of each file, by its path below ``path``."""
+
+    root: Path
+    path: Path
+    kind: Kind
+    stats: Mapping[str, Stat]
+
+    @property
+    def name(self) -> str:
+        """Where it lies below its root, with slashes."""
+        return self.path.relative_to(self.root).as_posix()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each file."""
+        return {path: size for path, (_, size, _) in self.stats.items()}
+
+    def needs_quiet(self, world_size: int | None = None) -> bool:
+        """Whether what is there does not tell by itself that it is finished."""
+        if self.kind == "trainer":
+            return (world_size is None and "rng_state_0.pth" in self.stats) or not self._is_closed()
+        return self.kind not in _STRUCTURED
+
+    def _is_closed(self) -> bool:
+        """Whether ``trainer_state.json`` is as new as the rest of what rank 0 writes: a save over an older one begins with the weights."""
+        times = {path: time for path, (_, _, time) in self.stats.items()}
+        return times.get(trainer.STATE, 0) >= max((time for path, time in times.items() if not path.startswith("rng_state_")), default=0)
+
+    def tells_its_end(self) -> bool:
+        """Whether a file that was cut would be noticed, for every file."""
+        return self.kind in _STRUCTURED or all(path.endswith(_TELLS_ITS_END) for path in self.stats)
+
+    def lacking(self, world_size: int | None = None) -> list[str]:
+        """What it lacks to be finished, apart from quiet; nothing when nothing is."""
+        if not self.stats:
+            return ["any file"]
+        if self.kind == "trainer":
+            step = trainer.step_of(self.path) or 0
+            return trainer.Expected.seen_in(self.path, world_size).missing(self.path, step)
+        if self.kind == "dcp":
+            return missing_dcp(self.path)
+        base = self.path if self.path.is_dir() else self.path.parent
+        return [path for path in self.stats if path.endswith(_TELLS_ITS_END) and not is_whole(base / path)]
+
+    def step(self) -> int | None:
+        """The step it was saved at, as its content or its name tells."""
+        if self.kind == "trainer":
+            return trainer.saved_step(self.path)
+        if self.path.is_file() and (step := lightning.told_by(self.path).step) is not None:
+            return step
+        return step_in(self.name)
+
+    def told(self) -> tuple[int | None, dict[str, float]]:
+        """Epochs finished, and metrics."""
+        if self.kind == "trainer":
+            state = trainer.read_state(self.path)
+            return trainer.epochs_of(state), trainer.metrics_of(state)
+        if self.path.is_file():
+            found = lightning.told_by(self.path)
+            return found.epoch, found.metrics
+        return None, {}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What lies below one root: candidates, and the files that belong to none, by their path below the root."""
+
+    root: Path
+    found: tuple[Found, ...]
+    others: Mapping[str, Stat]
+
+
+def look(root: Path, patterns: Sequence[str] = ()) -> Look:
+    """Everything below ``root``. ``patterns`` are shell patterns for paths below it, or for names. What vanishes meanwhile is left out.
+
+    Links to directories are not followed. Files and folders whose names begin with ``.`` are nobody's, apart from ``.metadata``.
+    """
+    found: list[Found] = []
+    others: dict[str, Stat] = {}
+
+    def enter(folder: Path, prefix: str) -> None:
+        for entry in _entries(folder):
+            path = f"{prefix}{entry.name}"
+            if entry.name.startswith("."):
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if entry.name.endswith(INCOMPLETE) and is_folder:
+                continue
+            kind = _kind(Path(entry.path), path, is_folder, patterns)
+            if kind is not None:
+                if not entry.is_symlink():  # what it leads to is a candidate itself
+                    found.append(Found(root, Path(entry.path), kind, _stats(Path(entry.path), is_folder)))
+            elif is_folder:
+                enter(Path(entry.path), f"{path}/")
+            elif (now := stat_of(Path(entry.path))) is not None:
+                others[path] = now
+
+    enter(root, "")
+    return Look(root, tuple(found), others)
+
+
+def step_in(name: str) -> int | None:
+    """The step in a path: a number after a word such as ``step`` or ``iter``, else its last number."""
+    for part in reversed(name.split("/")):
+        numbers = _STEP.findall(part) or _NUMBER.findall(part)
+        if numbers:
+            return int(numbers[-1])
+    return None
+
+
+@dataclass(slots=True)
+class Watch:
+    """Which candidates are finished, for one who looks again and again. ``world_size``: the number of ranks, when it is known."""
+
+    quiet_s: float
+    monotonic: Callable[[], float]
+    world_size: int | None = None
+    _seen: dict[Path, tuple[Mapping[str, Stat], float]] = field(default_factory=dict)
+    _done: dict[Path, Mapping[str, Stat]] = field(default_factory=dict)
+
+    def finished(self, looks: Sequence[Look], *, still: bool = False) -> list[Found]:
+        """What is finished now and was not ``taken`` as it is now, by step. ``still``: nobody writes any more, so that all is quiet."""
+        now_s = self.monotonic()
+        result: list[Found] = []
+        current = {found.path: found for one in looks for found in one.found}
+        self._seen = {path: seen for path, seen in self._seen.items() if path in current}
+        for path, found in current.items():
+            before, since_s = self._seen.get(path, (None, now_s))
+            if before != found.stats:
+                since_s = now_s
+                self._seen[path] = (found.stats, now_s)
+            if self._done.get(path) == found.stats:
+                continue
+            quiet = still or now_s - since_s >= self.quiet_s
+            if found.needs_quiet(self.world_size) and not quiet:
+                continue
+            lacking = found.lacking(self.world_size)
+            if not lacking or (quiet and all(_is_other_ranks(name) for name in lacking)):
+                result.append(found)
+        return sorted(result, key=lambda one: (one.step() or 0, max((time for _, _, time in one.stats.values()), default=0)))
+
+    def take(self, found: Found) -> None:
+        """``found`` was dealt with, and counts again only when it changes."""
+        self._done[found.path] = found.stats
+
+    def unfinished(self, looks: Sequence[Look]) -> list[Found]:
+        """Candidates that lack something and were not taken."""
+        return [
+            found
+            for one in looks
+            for found in one.found
+            if self._done.get(found.path) != found.stats and any(not _is_other_ranks(name) for name in found.lacking(self.world_size))
+        ]
+
+
+def _is_other_ranks(name: str) -> bool:
+    """Whether what lacks is another rank's random state: it may lie on another node."""
+    return re.fullmatch(r"rng_state_[1-9][0-9]*\.pth", name) is not None
+
+
+def _kind(path: Path, relative: str, is_folder: bool, patterns: Sequence[str]) -> Kind | None:
+    if is_folder:
+        names = {entry.name for entry in _entries(path)}
+        if METADATA in names or any(name.endswith(".distcp") for name in names):
+            return "dcp"
+        if any(re.fullmatch(r"random_states_[0-9]+\.pkl", name) for name in names):
+            return "accelerate"
+        if trainer.step_of(path) is not None:
+            return "trainer" if not _matches(relative, patterns) or trainer.STATE in names else "pattern"
+    if path.suffix == ".ckpt":
+        return "lightning"
+    return "pattern" if _matches(relative, patterns) else None
+
+
+def _matches(relative: str, patterns: Sequence[str]) -> bool:
+    name = relative.rpartition("/")[2]
+    return any(fnmatch.fnmatchcase(relative, pattern) or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _stats(path: Path, is_folder: bool) -> dict[str, Stat]:
+    if not is_folder:
+        now = stat_of(path)
+        return {} if now is None else {path.name: now}
+    result: dict[str, Stat] = {}
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()  # a link that leads in a circle
+            continue
+        seen.add(real)
+        for name in names:
+            file = Path(folder, name)
+            if (now := stat_of(file)) is not None:
+                result[file.relative_to(path).as_posix()] = now
+    return result
+
+
+def stat_of(path: Path) -> Stat | None:
+    """Inode, size and time of change of a regular file; ``None`` when there is none."""
+    try:
+        now = path.stat()
+    except OSError:
+        return None
+    return (now.st_ino, now.st_size, now.st_mtime_ns) if stat.S_ISREG(now.st_mode) else None
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return  # it was removed while we looked

@@ -1,0 +1,110 @@
+"""The command as ``stagekit run`` sees it: started, told signals, ended, and its exit code. The process between is ``guardian.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..errors import UsageError, WorkerDied
+from . import guardian
+
+
+class Child:
+    """One command, running. ``logs``: files for its standard output and standard error; ``None`` lets both through as they are.
+
+    Raises ``UsageError`` when the command cannot be started. ``grace_s`` is what it has between SIGTERM and SIGKILL when this process ends
+    without a word. ``stdout`` is where its standard output goes on to. The files ``keep`` stay open as long as the command lives.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        grace_s: float,
+        logs: tuple[Path, Path] | None,
+        stdout: int = 1,
+        keep: tuple[int, ...] = (),
+    ) -> None:
+        control, self._control = os.pipe()
+        self._status, status = os.pipe()
+        options = {"grace_s": grace_s, "logs": [str(path) for path in logs] if logs else None, "stdout": stdout}
+        argv = [sys.executable, "-I", "-S", guardian.__file__, str(control), str(status), json.dumps(options), *command]
+        try:
+            self._guardian = subprocess.Popen(argv, env=dict(environ), pass_fds=(control, status, stdout, *keep), start_new_session=True)
+        finally:
+            os.close(control)
+            os.close(status)
+        self._heard = b""
+        self._code: int | None = None
+        self.pid = 0
+        verb, value = self._hear(None) or ("", 0)
+        if verb == "failed":
+            self.close()
+            raise UsageError(f"starting {command[0]}: {os.strerror(value)}; check the name, or give its path")
+        if verb != "started":
+            self.close()
+            raise WorkerDied(f"starting {command[0]}: the process that was to start it has ended")
+        self.pid = value
+
+    @property
+    def guardian_pid(self) -> int:
+        """The process that lives as long as anything of the command does."""
+        return self._guardian.pid
+
+    def send(self, number: int) -> None:
+        """Send a signal to the command's process group, once. Safe in a signal handler; nothing when it has ended."""
+        self._tell(f"signal {number}")
+
+    def end(self, grace_s: float) -> None:
+        """SIGTERM now, and SIGKILL to everything that it started ``grace_s`` later. Called again, the earlier end holds."""
+        self._tell(f"end {grace_s}")
+
+    def kill(self, grace_s: float) -> None:
+        """SIGKILL to everything that it started, ``grace_s`` from now, unless it has ended by then. The earliest one holds."""
+        self._tell(f"kill {grace_s}")
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code once it has ended (negative for a signal), ``None`` after ``timeout_s``.
+
+        Raises ``WorkerDied`` when the process between was killed; the command got SIGTERM then.
+        """
+        if self._code is None and (heard := self._hear(timeout_s)) is not None:
+            self._code = heard[1]
+            self.close()
+        return self._code
+
+    def close(self) -> None:
+        """Let go. A command that still runs is ended by its guardian."""
+        for number in (self._control, self._status):
+            with contextlib.suppress(OSError):
+                os.close(number)
+        self._control = self._status = -1
+        self._guardian.wait()
+
+    def _tell(self, words: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._control, f"{words}\n".encode())
+
+    def _hear(self, timeout_s: float | None) -> tuple[str, int] | None:
+        while b"\n" not in self._heard:
+            if not select.select([self._status], [], [], timeout_s)[0]:
+                return None
+            data = os.read(self._status, 4096)
+            if not data:
+                raise WorkerDied("the process between stagekit run and its command was killed, so the command was ended with SIGTERM")
+            self._heard += data
+        line, _, self._heard = self._heard.partition(b"\n")
+        verb, value = line.decode().split()
+        return verb, int(value)
+
+
+def exit_code_of(code: int) -> int:
+    """What a shell would tell: 128 and the signal's number for a command that was killed."""
+    return 128 - code if code < 0 else code

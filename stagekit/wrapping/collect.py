@@ -1,0 +1,189 @@
+"""Finished saves below the watched directories into the run, everything else there into its logs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from ..errors import CheckpointError, SourceError, StagekitError, UsageError
+from ..progress import Message, Subscriber
+from ..runs.layout import Checkpoint
+from ..runs.run import Run
+from ..saves.find import Found, Look, Watch, look, stat_of
+from .logs import Logs, is_due
+
+SAVED_AS = "saved_as"
+"""In a checkpoint's identity: where it lay below its watched directory, so that it is put there again."""
+
+SAVED_IN = "saved_in"
+"""The number of that directory among those that were watched, when there were several."""
+
+
+def named(directories: Sequence[Path]) -> dict[str, Path]:
+    """The directories by names of their own: the last part of each, and a number where two are the same."""
+    result: dict[str, Path] = {}
+    for directory in directories:
+        name, number = directory.name or "root", 1
+        while name in result:
+            number += 1
+            name = f"{directory.name or 'root'}-{number}"
+        result[name] = directory
+    return result
+
+
+class Collector:
+    """Looks below ``roots`` again and again. What is found finished is handed over to ``run``, once; ``logs`` are told what else is there.
+
+    ``printed`` are the files with what the command prints, for the logs. Nothing raises here for a save that could not be sent: it stays
+    pinned, and ``run.drain`` tells.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        roots: Mapping[str, Path],
+        *,
+        patterns: Sequence[str],
+        quiet_s: float,
+        world_size: int | None,
+        logs: Logs | None,
+        printed: Sequence[Path],
+        on_event: Subscriber,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.roots = dict(roots)
+        self._run = run
+        self._patterns = tuple(patterns)
+        self._quiet_s = quiet_s
+        self._world_size = world_size
+        self._logs = logs
+        self._printed = tuple(printed)
+        self._on_event = on_event
+        self._clock = clock
+        self._watch = Watch(quiet_s, monotonic, world_size)
+        self._step = 0
+        self._looks: list[Look] = []
+        self.submitted = 0
+
+    def look(self) -> list[Look]:
+        """What lies below the roots now."""
+        self._looks = [look(root, self._patterns) for root in self.roots.values() if root.is_dir()]
+        return self._looks
+
+    def before(self, held: Collection[Checkpoint]) -> list[Found]:
+        """The finished saves that lie here before the command starts and are newer than everything the run holds, oldest first.
+
+        Those that the run holds already, or has gone beyond, are not handed over: a late copy of an old step must not become the newest.
+        """
+        self._step = max((one.step for one in held), default=0)
+        newest = max(held, key=lambda one: one.name, default=None)
+        known = {(one.step, frozenset((record.path, record.bytes) for record in one.files)) for one in held}
+        fresh: list[Found] = []
+        for found in self._watch.finished(self.look(), still=True):
+            step = found.step()
+            if (step or 0, frozenset(found.sizes.items())) in known or (newest is not None and step is not None and step <= newest.step):
+                self._watch.take(found)
+            else:
+                fresh.append(found)
+        return fresh
+
+    def is_here(self, checkpoint: Checkpoint) -> Found | None:
+        """The save below the roots that has the step and the sizes of ``checkpoint``."""
+        sizes = {record.path: record.bytes for record in checkpoint.files}
+        found = (found for one in self._looks for found in one.found if found.sizes == sizes)
+        return next((one for one in found if one.step() in (checkpoint.step, None)), None)
+
+    def settle(self, waiting: Collection[Found]) -> None:
+        """Nothing that lies here finished now is to be handed over, apart from ``waiting``."""
+        paths = {found.path for found in waiting}
+        for found in self._watch.finished(self.look(), still=True):
+            if found.path not in paths:
+                self._watch.take(found)
+
+    def scan(self, *, still: bool = False, killed: bool = False) -> None:
+        """Look, and hand over what is finished. ``still``: the command has ended. ``killed``: not by itself, so that what it wrote last may
+        be cut, and a format that does not tell its end is not believed.
+        """
+        looks = self.look()
+        doubtful: list[Found] = []
+        for found in self._watch.finished(looks, still=still):
+            if killed and not found.tells_its_end() and not self._is_old(found):
+                doubtful.append(found)
+                self._watch.take(found)
+                text = f"{found.path} was written just before the command was killed, and nothing tells whether it is whole"
+                self._on_event(Message(f"{text}; it is kept with the logs and is no checkpoint", "warning"))
+                continue
+            self._hand_over(found)
+        self._offer(looks, doubtful, still=still)
+
+    def activity(self) -> object:
+        """A value that changes when a file below the roots does, as of the last look."""
+        return [(one.root, {found.path: found.stats for found in one.found}, one.others) for one in self._looks]
+
+    def unfinished(self) -> list[Found]:
+        """What looks like a save and was not finished."""
+        return self._watch.unfinished(self._looks)
+
+    def _hand_over(self, found: Found) -> None:
+        step = found.step()
+        self._step = max(self._step, step) if step is not None else self._step + 1
+        epoch, metrics = found.told()
+        numbers = list(self.roots.values())
+        made_with: dict[str, str | int | None] = {SAVED_AS: found.name, "world_size": self._ranks_of(found)}
+        if len(numbers) > 1:
+            made_with[SAVED_IN] = numbers.index(found.root)
+        try:
+            self._run.submit(
+                found.path,
+                step=step if step is not None else self._step,
+                epoch=epoch,
+                metrics=metrics,
+                holding=found.sizes,
+                made_with=made_with,
+            )
+        except SourceError:
+            return  # it changed, or is being rotated away: what is there is looked at again
+        except UsageError as error:
+            self._on_event(Message(f"{found.path} is not saved: {error}", "error"))
+        except CheckpointError as error:  # of earlier saves; this one is pinned
+            self._on_event(Message(str(error), "error"))
+        except StagekitError as error:
+            self._on_event(Message(f"{found.path} is not saved yet: {error}", "error"))
+            return
+        self._watch.take(found)
+        self.submitted += 1
+
+    def _ranks_of(self, found: Found) -> int | None:
+        if self._world_size is not None or found.kind != "trainer":
+            return self._world_size
+        states = [name for name in found.stats if name.startswith("rng_state")]
+        return len(states) or None
+
+    def _is_old(self, found: Found) -> bool:
+        """Whether it was quiet before the last sign of life here."""
+        return self._last_write_ns() - max((time_ns for _, _, time_ns in found.stats.values()), default=0) >= self._quiet_s * 1e9
+
+    def _last_write_ns(self) -> int:
+        stats = [now for one in self._looks for found in one.found for now in found.stats.values()]
+        stats += [now for one in self._looks for now in one.others.values()]
+        stats += [now for path in self._printed if (now := stat_of(path)) is not None]
+        return max((time_ns for _, _, time_ns in stats), default=0)
+
+    def _offer(self, looks: Sequence[Look], doubtful: Sequence[Found], *, still: bool) -> None:
+        if self._logs is None:
+            return
+        files = {path.name: path for path in self._printed}
+        names = {root: name for name, root in self.roots.items()}
+        now_s = self._clock()
+        for one in looks:
+            for path, (_, size, time_ns) in one.others.items():
+                if is_due([size], quiet=still or now_s - time_ns / 1e9 >= self._quiet_s):
+                    files[f"{names[one.root]}/{path}"] = one.root / path
+        for found in doubtful:
+            base = found.path if found.path.is_dir() else found.path.parent
+            for path in found.stats:
+                local = base / path
+                files[f"{names[found.root]}/{local.relative_to(found.root).as_posix()}"] = local
+        self._logs.offer(files)

@@ -1,0 +1,55 @@
+"""What a ``stagekit run`` that was killed left behind: finished saves that nobody saw, and logs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..errors import StagekitError
+from ..progress import Message, Subscriber
+from ..runs.run import Run
+from .collect import Collector
+from .logs import Logs
+from .note import Note
+
+
+def finish_left(
+    note: Note,
+    run: Run,
+    *,
+    on_event: Subscriber,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Look once more below the directories of ``note``, whose command is gone, hand finished saves over to ``run``, and send the logs.
+
+    True when all of it is in the bucket; then the note is gone, too. Raises nothing for what cannot be sent: it stays where it is.
+    """
+    logs = Logs(lambda: run._store, note.attempt, on_event, monotonic) if note.logs is not None else None
+    printed = [note.logs / "stdout.log", note.logs / "stderr.log"] if note.logs is not None else []
+    collector = Collector(
+        run,
+        note.watched,
+        patterns=note.patterns,
+        quiet_s=note.quiet_s,
+        world_size=note.world_size,
+        logs=logs,
+        printed=printed,
+        on_event=on_event,
+        monotonic=monotonic,
+        clock=clock,
+    )
+    try:
+        here = collector.before(run.checkpoints())
+        if here:
+            steps = ", ".join(str(found.step()) for found in here)
+            on_event(Message(f"the last stagekit run here was killed before step {steps} was seen; that is finished now", "warning"))
+        collector.scan(still=True, killed=note.killed)
+        run.drain(run._drain_s)
+    except StagekitError as error:
+        on_event(Message(f"what {note.command!r} left below {', '.join(map(str, note.watched.values()))} is not sent: {error}", "warning"))
+        return False
+    if logs is not None and not logs.bring(last=True):
+        return False
+    note.remove()
+    return True

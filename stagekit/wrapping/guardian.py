@@ -1,0 +1,203 @@
+"""The process between ``stagekit run`` and the command: ``python -I -S guardian.py CONTROL STATUS OPTIONS COMMAND…``.
+
+It needs the standard library only.
+It starts the command as the leader of a session of its own, so that a terminal's ctrl-C reaches only ``stagekit run``, which passes it on.
+It copies what the command prints to files and on to the terminal. Nothing outlives it that the command started: processes that lost their
+parent become its children, and are ended with the command.
+
+When ``stagekit run`` ends in whichever way, ``kill -9`` included, its end of the control pipe closes. Then the command gets SIGTERM, and
+SIGKILL after the grace: nobody would see its saves any more, and a GPU would be paid for nothing.
+
+Control (lines)  ``signal N``: send it to the command's process group, once · ``end SECONDS``: SIGTERM now, SIGKILL to all
+                 after that long · ``kill SECONDS``: only the latter
+Status (lines)   ``started PID`` · ``failed ERRNO`` · ``exited CODE`` (negative for a signal)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+_PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_SUBREAPER, _DEATH_SIGNAL = 36, 1
+_LEFT_ALONE_S, _LEFT_ENDING_S = 2.0, 5.0  # for what the command left behind: to end by itself, then after SIGTERM
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _copy(source: int, log: str, target: int) -> None:
+    """Everything from ``source`` to the end of the file ``log`` and to ``target``. A target that takes nothing any more is left alone."""
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while data := os.read(source, 2**16):
+        with contextlib.suppress(OSError):  # a full disk must not stop the training
+            os.write(file, data)
+        try:
+            while data:
+                data = data[os.write(target, data) :]
+        except OSError:
+            target = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.close(file)
+
+
+def _descendants() -> list[int]:
+    """All processes below this one, as ``/proc`` tells; none where there is no ``/proc``."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat") as file:  # noqa: PTH123 - no pathlib here
+                fields = file.read().rpartition(")")[2].split()
+                if fields[0] not in ("Z", "X"):
+                    children.setdefault(int(fields[1]), []).append(int(name))
+    found: list[int] = []
+    below = [os.getpid()]
+    while below:
+        nearest = children.get(below.pop(), [])
+        found += nearest
+        below += nearest
+    return found
+
+
+def _signal_all(number: int) -> None:
+    for pid in _descendants():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+class _Guard:
+    def __init__(self, control: int, status: int, options: dict[str, object], argv: list[str]) -> None:
+        self.control, self.status, self.argv = control, status, argv
+        self.grace_s = float(str(options["grace_s"]))
+        self.logs = options["logs"]
+        self.stdout = int(str(options["stdout"]))
+        self.kill_at: float | None = None
+        self.code: int | None = None
+        self.pid = 0
+        self.pending = b""
+
+    def tell(self, words: str) -> None:
+        with contextlib.suppress(OSError):  # stagekit run is gone
+            os.write(self.status, f"{words}\n".encode())
+
+    def start(self) -> list[threading.Thread]:
+        pipes = [os.pipe(), os.pipe()] if self.logs else []
+        try:
+            self.child = subprocess.Popen(
+                self.argv,
+                stdout=pipes[0][1] if pipes else self.stdout,
+                stderr=pipes[1][1] if pipes else None,
+                start_new_session=True,
+                preexec_fn=lambda: _prctl(_DEATH_SIGNAL, signal.SIGTERM),
+            )
+        except OSError as error:
+            self.tell(f"failed {error.errno}")
+            sys.exit(1)
+        self.pid = self.child.pid
+        self.tell(f"started {self.pid}")
+        threads = []
+        for (reader, writer), log, target in zip(pipes, self.logs or (), (self.stdout, 2), strict=False):  # type: ignore[call-overload]
+            os.close(writer)
+            threads.append(threading.Thread(target=_copy, args=(reader, log, target), daemon=True))
+            threads[-1].start()
+        return threads
+
+    def to_group(self, number: int) -> None:
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def end(self, grace_s: float) -> None:
+        if self.kill_at is None:
+            self.to_group(signal.SIGTERM)
+        self.kill(grace_s)
+
+    def kill(self, grace_s: float) -> None:
+        self.kill_at = min(self.kill_at or float("inf"), time.monotonic() + grace_s)
+
+    def hear(self) -> None:
+        data = os.read(self.control, 4096)
+        if not data:
+            self.control = -1
+            self.end(self.grace_s)
+            return
+        *lines, self.pending = (self.pending + data).split(b"\n")
+        for line in lines:
+            verb, value = line.decode().split()
+            if verb == "signal":
+                self.to_group(int(value))
+            elif verb == "end":
+                self.end(float(value))
+            else:
+                self.kill(float(value))
+
+    def guard(self, woken: int) -> None:
+        """Until the command has ended."""
+        while True:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            if done:
+                self.code = os.waitstatus_to_exitcode(status)
+                return
+            left = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
+            ready, _, _ = select.select([fd for fd in (self.control, woken) if fd >= 0], [], [], left)
+            if woken in ready:
+                os.read(woken, 4096)
+            if self.control in ready:
+                self.hear()
+            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                self.to_group(signal.SIGKILL)
+                _signal_all(signal.SIGKILL)
+                self.kill_at += 1.0  # what was just being started is met the next time
+
+    def end_the_rest(self) -> None:
+        """End what the command left behind."""
+        begun_s, asked = time.monotonic(), False
+        while _descendants():
+            passed_s = time.monotonic() - begun_s
+            hurried = self.kill_at is not None and time.monotonic() >= self.kill_at
+            if passed_s >= _LEFT_ALONE_S + _LEFT_ENDING_S or hurried:
+                _signal_all(signal.SIGKILL)
+            elif not asked and (passed_s >= _LEFT_ALONE_S or self.kill_at is not None):
+                asked = True
+                _signal_all(signal.SIGTERM)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.02)
+
+
+def main() -> None:
+    """Guard one command."""
+    control, status = int(sys.argv[1]), int(sys.argv[2])
+    options, argv = json.loads(sys.argv[3]), sys.argv[4:]
+    for number in (control, status):
+        os.set_inheritable(number, False)
+    _prctl(_SUBREAPER, 1)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    # Handlers that do nothing, not SIG_IGN: the command would inherit that. What was ignored before stays so, as under nohup.
+    for name in (*_PASSED_ON, "SIGCHLD"):
+        if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
+            signal.signal(getattr(signal, name), lambda *_: None)
+    guard = _Guard(control, status, options, argv)
+    threads = guard.start()
+    guard.guard(woken)
+    guard.end_the_rest()
+    for thread in threads:
+        thread.join(_LEFT_ENDING_S)
+    guard.tell(f"exited {guard.code}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What this machine notes of each ``stagekit run``, so that a later start, or ``stagekit teardown``, finishes what one left behind.
+
+One small file per attempt in the machine's home, gone once all of its saves and logs are in the bucket. Beside it lies a lock that is held
+as long as ``stagekit run`` or its command lives: the kernel drops it with them, in whichever way they end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from ..config import StoreConfig, home_directory
+from ..errors import ManifestError
+from ..runs.layout import seal, unseal
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One ``stagekit run``. ``watched``: its directories by the names they have in the logs. ``killed``: its command did not end by itself,
+    so that what it wrote last may be cut."""
+
+    attempt: str
+    url: str
+    store: StoreConfig | None
+    watched: Mapping[str, Path]
+    patterns: tuple[str, ...]
+    quiet_s: float
+    world_size: int | None
+    logs: Path | None
+    command: str
+    pid: int
+    spool: Path | None = None
+    killed: bool = True
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return _folder() / f"{self.attempt}.json"
+
+    def hold(self) -> int:
+        """Take the lock, for as long as the file that is returned is open somewhere. Raises ``OSError`` when it cannot be taken."""
+        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+    def is_over(self) -> bool:
+        """Whether neither ``stagekit run`` nor its command lives any more."""
+        try:
+            os.close(self.hold())
+        except BlockingIOError:
+            return False
+        return True
+
+    @property
+    def _lock(self) -> Path:
+        return self.path.with_suffix(".lock")
+
+    def write(self) -> None:
+        """Keep it on disk: temporary name, rename."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        values = {
+            **asdict(self),
+            "watched": {name: str(path) for name, path in self.watched.items()},
+            "logs": str(self.logs) if self.logs else None,
+            "spool": str(self.spool) if self.spool else None,
+            "patterns": list(self.patterns),
+        }
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary.write_bytes(seal({"format": "stagekit-wrapped", "version": 1, **values}))
+        temporary.replace(self.path)
+
+    def remove(self) -> None:
+        """All of it is in the bucket: let go of the note and of the local copy of what the command printed."""
+        if self.logs is not None:
+            shutil.rmtree(self.logs, ignore_errors=True)
+        self.path.unlink(missing_ok=True)
+        self._lock.unlink(missing_ok=True)
+
+
+def notes() -> list[Note]:
+    """All notes on this machine, oldest first. Raises ``ManifestError`` naming one that cannot be read."""
+    return [_read(path) for path in sorted(_folder().glob("*.json"))]
+
+
+def log_directory(attempt: str) -> Path:
+    """Where what the command of ``attempt`` prints is kept until it is in the bucket."""
+    return _folder() / attempt
+
+
+def _folder() -> Path:
+    return home_directory() / "wrapped"
+
+
+def _read(path: Path) -> Note:
+    values = unseal(path.read_bytes(), "stagekit-wrapped", 1, source=str(path))
+    try:
+        store = values["store"]
+        known = {one.name for one in fields(StoreConfig)}
+        return Note(
+            attempt=str(values["attempt"]),
+            url=str(values["url"]),
+            store=StoreConfig(**{key: value for key, value in store.items() if key in known}) if store is not None else None,
+            watched={str(name): Path(place) for name, place in values["watched"].items()},
+            patterns=tuple(values["patterns"]),
+            quiet_s=float(values["quiet_s"]),
+            world_size=values["world_size"],
+            logs=Path(values["logs"]) if values["logs"] else None,
+            command=str(values["command"]),
+            pid=int(values["pid"]),
+            spool=Path(values["spool"]) if values["spool"] else None,
+            killed=bool(values["killed"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(f"{path}: it is no record of a stagekit run ({error})") from None

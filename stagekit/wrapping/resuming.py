@@ -1,0 +1,140 @@
+"""What the command goes on from: the newest whole checkpoint, in the watched directory, where its trainer looks for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from ..errors import CheckpointError, ManifestError
+from ..progress import Message, Subscriber
+from ..runs.layout import Checkpoint, check_paths
+from ..runs.run import Run
+from ..saves.find import INCOMPLETE, Found
+from .collect import SAVED_AS, SAVED_IN, Collector
+from .world import refuse_other_world
+
+Resume = Literal["auto", "never", "must"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the command begins: at ``path`` (a directory, or one file) of ``step``; from nothing when both are ``None``."""
+
+    path: Path | None = None
+    step: int | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """``STAGEKIT_RESUME_DIR``, empty for a new training, and ``STAGEKIT_RESUME_FILE`` when the checkpoint is a single file."""
+        if self.path is None:
+            return {"STAGEKIT_RESUME_DIR": "", "STAGEKIT_RESUME_FILE": ""}
+        if self.path.is_dir():
+            return {"STAGEKIT_RESUME_DIR": str(self.path), "STAGEKIT_RESUME_FILE": ""}
+        return {"STAGEKIT_RESUME_DIR": str(self.path.parent), "STAGEKIT_RESUME_FILE": str(self.path)}
+
+
+def set_aside(collector: Collector, on_event: Subscriber) -> None:
+    """Rename what a killed trainer left unfinished, so that the next one does not take it for its newest checkpoint. Nothing is deleted."""
+    collector.look()
+    for found in collector.unfinished():
+        if found.kind not in ("trainer", "dcp") or not found.path.is_dir() or found.path == found.root:
+            continue
+        target, number = found.path.with_name(found.path.name + INCOMPLETE), 1
+        while target.exists():
+            number += 1
+            target = found.path.with_name(f"{found.path.name}-{number}{INCOMPLETE}")
+        lacking = ", ".join(found.lacking()[:3])
+        found.path.rename(target)
+        on_event(Message(f"{found.path} was never finished (it lacks {lacking}); it is called {target.name} now", "warning"))
+
+
+def start_from(
+    run: Run,
+    collector: Collector,
+    newest: Checkpoint | None,
+    here: Sequence[Found],
+    resume: Resume,
+    *,
+    world_size: int | None,
+    allow_fresh: bool,
+    on_event: Subscriber,
+) -> Start:
+    """Make the newest checkpoint be in its watched directory, and say where.
+
+    ``newest`` is the run's; ``here`` are finished saves below the watched directories that the run does not have yet, oldest first. One
+    that is here already is not fetched. Raises ``CheckpointError`` for ``must`` without a checkpoint, and for a layout that the command's
+    number of ranks cannot load, before anything is fetched.
+    """
+    if resume == "never":
+        return Start()
+    local = here[-1] if here else None
+    if local is not None and (newest is None or (local.step() or newest.step) >= newest.step):
+        _check_world(str(local.path), list(local.stats), None, world_size, on_event)
+        return Start(local.path, local.step())
+    if newest is None:
+        if resume == "must":
+            raise CheckpointError(
+                f"{run.url} has no checkpoint, and --resume must says that there is one; check the URL: stagekit ls {run.url}"
+            )
+        return Start()
+    name = f"step {newest.step} of {run.url}"
+    _check_world(name, [record.path for record in newest.files], _world_of(newest), world_size, on_event)
+    there = collector.is_here(newest)
+    if there is not None:
+        run.go_on_with(newest)
+        return Start(there.path, newest.step)
+    return _fetch(run, list(collector.roots.values()), world_size, allow_fresh, on_event)
+
+
+def place_of(checkpoint: Checkpoint, roots: Sequence[Path]) -> Path:
+    """Where a checkpoint lay below its watched directory, or where its trainer would look for it."""
+    number, name = checkpoint.manifest.identity.get(SAVED_IN, 0), checkpoint.manifest.identity.get(SAVED_AS)
+    root = roots[number] if isinstance(number, int) and number < len(roots) else roots[0]
+    if isinstance(name, str):
+        try:
+            check_paths([name])
+            return root / name
+        except ManifestError:
+            pass  # made by hand: it must not lead out of the watched directory
+    only = checkpoint.files[0].path if len(checkpoint.files) == 1 else None
+    return root / only if only is not None and "/" not in only else root / f"checkpoint-{checkpoint.step}"
+
+
+def _fetch(run: Run, roots: Sequence[Path], world_size: int | None, allow_fresh: bool, on_event: Subscriber) -> Start:
+    arriving = roots[0] / f".restoring-{os.getpid()}"
+    shutil.rmtree(arriving, ignore_errors=True)
+    try:
+        found = run.restore(arriving, allow_fresh=allow_fresh)
+        if found is None:
+            return Start()
+        # The newest may have turned out damaged, and an older one may be of other ranks.
+        _check_world(f"step {found.step} of {run.url}", [record.path for record in found.files], _world_of(found), world_size, on_event)
+        target = place_of(found, roots)
+        if target.exists():
+            aside = target.parent / "restored" / str(found.name) / target.name
+            on_event(
+                Message(f"{target} is not what {run.url} holds as step {found.step}; it is left alone, going on with {aside}", "warning")
+            )
+            shutil.rmtree(aside.parent, ignore_errors=True)
+            target = aside
+        target.parent.mkdir(parents=True, exist_ok=True)
+        single = len(found.files) == 1 and found.files[0].path == PurePosixPath(target.name).name
+        shutil.move(arriving / found.files[0].path if single else arriving, target)
+        on_event(Message(f"going on from step {found.step} of {run.url}, now in {target}"))
+        return Start(target, found.step)
+    finally:
+        shutil.rmtree(arriving, ignore_errors=True)
+
+
+def _world_of(checkpoint: Checkpoint) -> int | None:
+    value = checkpoint.manifest.identity.get("world_size")
+    return value if isinstance(value, int) else None
+
+
+def _check_world(name: str, paths: Sequence[str], saved: int | None, now: int | None, on_event: Subscriber) -> None:
+    if (warning := refuse_other_world(name, paths, saved, now)) is not None:
+        on_event(Message(warning, "warning"))

@@ -1,0 +1,476 @@
+"""``stagekit run``: a command as it is, with a checkpoint before it, saves and logs sent while it runs, and a drain after it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from ..config import StoreConfig
+from ..errors import CheckpointError, StagekitError, UploadFailed, UsageError, WorkerDied
+from ..mounts import refuse_mount
+from ..progress import Event, Message, Progress, Subscriber
+from ..runs.layout import Checkpoint
+from ..runs.run import Run, log
+from ..runs.spool import default_dir
+from ..store import Where
+from ..units import format_duration
+from . import record
+from .child import Child, exit_code_of
+from .collect import Collector, named
+from .finish import finish_left
+from .logs import EVERY_S, Logs
+from .note import Note, log_directory, notes
+from .redaction import redacted_command, secret_values
+from .resuming import Resume, Start, set_aside, start_from
+from .world import world_size_of
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_CHILDS_SHARE = 0.6  # of the grace after SIGTERM; the rest is for sending what it saved
+_WAIT_S = 0.2
+_LOOK_EVERY_S = 1.0
+_LOOKS_SHARE = 20  # looking takes at most this part of the time
+
+Reason = Literal["ended", "stalled", "overtime", "terminated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a command is watched. Durations are seconds; ``options`` are the words of the command line that say all this, for the record."""
+
+    watch: tuple[Path, ...]
+    patterns: tuple[str, ...] = ()
+    quiet_s: float = 30.0
+    resume: Resume = "auto"
+    allow_fresh: bool = False
+    stall_s: float | None = None
+    limit_s: float | None = None
+    grace_s: float = 25.0
+    drain_s: float = 600.0
+    world_size: int | None = None
+    record: bool = True
+    logs: bool = True
+    allow_mount: bool = False
+    stdout: int = 1
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How it ended: the command's exit code as a shell would tell it, why it ended, and what is not in the bucket, in words."""
+
+    url: str
+    attempt: str
+    code: int
+    reason: Reason
+    resumed: int | None
+    verified: int | None
+    problem: str | None = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def run_command(
+    command: Sequence[str],
+    to: Where,
+    settings: Settings,
+    *,
+    store: StoreConfig | None = None,
+    on_event: Subscriber = log,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+    environ: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Ended:
+    """Run ``command`` to its end, from the newest checkpoint of the run at ``to``, with what it saves sent there.
+
+    Must be called in the main thread, since signals are passed on: each once, to the command's process group. ``options`` are those of
+    ``Run`` (``keep_last=…``, ``spool_dir=…``). Raises before the command starts when the run cannot be read or what it holds cannot be
+    continued, ``UsageError`` for arguments that cannot be meant or a command that is not there. After that nothing is raised: what could
+    not be sent is told in ``Ended.problem``, stays on this machine, and is finished by the next start or ``stagekit teardown``.
+    """
+    if not command:
+        raise UsageError("stagekit run: no command; put it behind two dashes: stagekit run --to RUN --watch DIR -- python train.py")
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("run_command passes signals on, so it must be called in the main thread")
+    environ = dict(os.environ if environ is None else environ)
+    world_size = world_size_of(command, environ, settings.world_size)
+    quietly = _Quietly(on_event)
+    training = Run(
+        to,
+        store=store,
+        rank=0,
+        world_size=world_size or 1,
+        drain_s=settings.drain_s,
+        grace_s=settings.grace_s,
+        on_event=quietly,
+        **options,
+    )
+    wrapper = _Wrapper(command, training, settings, store, world_size, quietly, clock, monotonic, environ)
+    try:
+        return wrapper.run()
+    except BaseException:
+        training._drain_s = 0.0
+        with suppress(StagekitError):
+            training.close()
+        raise
+
+
+@dataclass(slots=True)
+class _Quietly:
+    """A subscriber that a closed terminal does not turn into an error, and that is not told of work with nothing to do."""
+
+    subscriber: Subscriber
+    lost: bool = False
+
+    def __call__(self, event: Event) -> None:
+        if not self.lost and not (isinstance(event, Progress) and event.total == 0):
+            try:
+                self.subscriber(event)
+            except (OSError, ValueError):
+                self.lost = True
+
+
+class _Leave(BaseException):
+    """Ctrl-C while the drain is running: leave at once."""
+
+
+class _Hurry(BaseException):
+    """SIGTERM while the drain is running: the machine goes away."""
+
+
+@dataclass
+class _Wrapper:
+    command: Sequence[str]
+    training: Run
+    settings: Settings
+    store: StoreConfig | None
+    world_size: int | None
+    on_event: Subscriber
+    clock: Callable[[], float]
+    monotonic: Callable[[], float]
+    environ: Mapping[str, str]
+    deadline: float | None = None
+    child: Child | None = None
+    draining: bool = False
+    reason: Reason = "ended"
+    stop_logs: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> Ended:
+        settings = self.settings
+        roots = named(self._directories())
+        self._refuse_second(roots)
+        held = self._held()
+        if held is not None:
+            self._finish_left()
+            held = self._held()
+        attempt = self._attempt()
+        logs = Logs(lambda: self.training._store, attempt, self.on_event, self.monotonic) if settings.logs else None
+        printed = log_directory(attempt)
+        self.collector = Collector(
+            self.training,
+            roots,
+            patterns=settings.patterns,
+            quiet_s=settings.quiet_s,
+            world_size=self.world_size,
+            logs=logs,
+            printed=[printed / "stdout.log", printed / "stderr.log"] if settings.logs else [],
+            on_event=self.on_event,
+            monotonic=self.monotonic,
+            clock=self.clock,
+        )
+        set_aside(self.collector, self.on_event)
+        here = self.collector.before(held or [])
+        newest = self.training.latest() if held else None
+        if self.world_size is None and newest is not None:
+            saved = newest.manifest.identity.get("world_size")
+            self.training.world_size = saved if isinstance(saved, int) else 1  # unknown now, so that there is no difference to tell
+        start = start_from(
+            self.training,
+            self.collector,
+            newest,
+            here,
+            settings.resume,
+            world_size=self.world_size,
+            allow_fresh=settings.allow_fresh,
+            on_event=self.on_event,
+        )
+        self.collector.settle(here if held is not None else ())  # what the run may hold already must not become its newest
+        for root in roots.values():
+            self.training.watch(root)
+        note = Note(
+            attempt=attempt,
+            url=self.training.url,
+            store=self.store,
+            watched=roots,
+            patterns=settings.patterns,
+            quiet_s=settings.quiet_s,
+            world_size=self.world_size,
+            logs=printed if settings.logs else None,
+            command=shlex.join(redacted_command(self.command, secret_values(self.environ)))[:200],
+            pid=os.getpid(),
+            spool=self.training._spool_dir or default_dir(),
+        )
+        self.training._begin()  # teardown must find this run also when nothing is ever saved
+        if settings.record:
+            self._record(attempt)
+        code = self._run_child(note, start, logs, printed)
+        return self._finish(note, start, logs, code)
+
+    # -------------------------------------------------------------------------------------------------------- before
+
+    def _directories(self) -> list[Path]:
+        if not self.settings.watch:
+            raise UsageError("stagekit run: nothing is watched; name the directory that the command saves into: --watch DIR")
+        directories = []
+        for given in self.settings.watch:
+            if not str(given):
+                raise UsageError("--watch: an empty text names no directory; give the one that the command saves into")
+            directory = Path(os.path.abspath(given.expanduser()))
+            judged = refuse_mount(directory, "watching", allow_mount=self.settings.allow_mount)
+            if judged.warning:
+                self.on_event(Message(judged.warning, "warning"))
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"--watch {given}: it is no directory, and none can be made there ({error.strerror})") from None
+            directories.append(directory)
+        return list(dict.fromkeys(directories))
+
+    def _refuse_second(self, roots: Mapping[str, Path]) -> None:
+        for note in notes():
+            if (note.url == self.training.url or set(note.watched.values()) & set(roots.values())) and not note.is_over():
+                what = f"process {note.pid} runs {note.command!r} with {', '.join(map(str, note.watched.values()))} for {note.url}"
+                raise UsageError(f"stagekit run: {what}; wait until it ends, or stop it: kill {note.pid}")
+
+    def _held(self) -> list[Checkpoint] | None:
+        """The run's checkpoints; ``None`` when it cannot be told and that is accepted."""
+        try:
+            if self.training.latest() is None:
+                self.training._refuse_dataset()
+                return []
+            return self.training.checkpoints()
+        except StagekitError as error:
+            if not self.settings.allow_fresh or isinstance(error, UsageError):
+                raise
+            self.on_event(Message(f"starting from what is here, as --allow-fresh says, although {error}", "warning"))
+            return None
+
+    def _finish_left(self) -> None:
+        """What a killed process left on this disk comes first: it may be the newest checkpoint there is."""
+        for note in notes():
+            if note.url == self.training.url and note.is_over():
+                finish_left(note, self.training, on_event=self.on_event, clock=self.clock, monotonic=self.monotonic)
+        _, uploader = self.training._begin()
+        if uploader.status().pending:
+            uploader.drain(self.settings.drain_s)
+
+    def _attempt(self) -> str:
+        number = 0
+        with suppress(StagekitError, OSError):
+            number = max((int(name.partition("-")[0]) for name in record.attempts(self.training._store)), default=0)
+        for note in notes():
+            number = max(number, int(note.attempt.partition("-")[0]))
+        return f"{number + 1:06d}-{uuid.uuid4().hex[:8]}"
+
+    def _record(self, attempt: str) -> None:
+        from .. import __version__
+
+        described = record.describe(
+            attempt,
+            self.command,
+            self.settings.options,
+            directory=Path.cwd(),
+            started_s=self.clock(),
+            world_size=self.world_size,
+            secrets=secret_values(self.environ),
+            stagekit=__version__,
+        )
+        try:
+            record.save(self.training._store, described)
+        except (StagekitError, OSError) as error:
+            self.on_event(Message(f"how this attempt was started is not noted in {self.training.url}: {error}", "warning"))
+
+    # -------------------------------------------------------------------------------------------------------- while it runs
+
+    def _run_child(self, note: Note, start: Start, logs: Logs | None, printed: Path) -> int:
+        """Start the command and see it to its end. Returns its exit code, negative for a signal."""
+        environ = {"PYTHONUNBUFFERED": "1", **self.environ, **start.variables, "STAGEKIT_RUN": self.training.url}
+        files = None
+        if self.settings.logs:
+            printed.mkdir(parents=True, exist_ok=True)
+            files = printed / "stdout.log", printed / "stderr.log"
+        held = note.hold()
+        note.write()
+        try:
+            with self._passing_signals_on():
+                self.child = Child(
+                    self.command, environ=environ, grace_s=self.settings.grace_s, logs=files, stdout=self.settings.stdout, keep=(held,)
+                )
+                sender = threading.Thread(target=self._send_logs, args=(logs,), name="stagekit-logs", daemon=True)
+                if logs is not None:
+                    sender.start()
+                try:
+                    return self._watch(self.child, files or ())
+                finally:
+                    self.stop_logs.set()
+                    if logs is not None:
+                        sender.join(self.settings.drain_s if self.deadline is None else max(0.0, self.deadline - self.monotonic()))
+        except UsageError:
+            note.remove()
+            raise
+        finally:
+            self.held = held
+
+    def _watch(self, child: Child, printed: Sequence[Path]) -> int:
+        begun_s = alive_s = self.monotonic()
+        look_at_s = 0.0
+        seen: object = None
+        ending = False
+        while True:
+            try:
+                code = child.wait(_WAIT_S)
+            except WorkerDied as error:
+                self.on_event(Message(str(error), "error"))
+                child.close()
+                return -signal.SIGTERM
+            if code is not None:
+                return code
+            now_s = self.monotonic()
+            if self.deadline is not None:
+                child.kill(self._childs_time())
+            if now_s < look_at_s:
+                continue
+            self.collector.scan()
+            sizes = [path.stat().st_size if path.exists() else 0 for path in printed]
+            if (activity := (sizes, self.collector.activity())) != seen:
+                seen, alive_s = activity, now_s
+            looked_s = self.monotonic()
+            look_at_s = looked_s + max(_LOOK_EVERY_S, _LOOKS_SHARE * (looked_s - now_s))
+            why = self._overdue(looked_s - begun_s, looked_s - alive_s)
+            if why is not None and not ending and self.deadline is None:
+                ending = True
+                self.reason = why[0]
+                text = f"{why[1]}; it gets SIGTERM, and SIGKILL in {format_duration(self.settings.grace_s)}"
+                self.on_event(Message(text, "warning"))
+                child.end(self.settings.grace_s)
+
+    def _overdue(self, ran_s: float, silent_s: float) -> tuple[Reason, str] | None:
+        settings = self.settings
+        if settings.limit_s is not None and ran_s >= settings.limit_s:
+            return "overtime", f"the command has run for {format_duration(ran_s)}, and --max-hours allows no more"
+        if settings.stall_s is not None and silent_s >= settings.stall_s:
+            return "stalled", f"the command has printed nothing and written nothing below --watch for {format_duration(silent_s)}"
+        return None
+
+    def _childs_time(self) -> float:
+        assert self.deadline is not None
+        return max(0.0, self.deadline - self.monotonic() - (1 - _CHILDS_SHARE) * self.settings.grace_s)
+
+    def _send_logs(self, logs: Logs) -> None:
+        while not self.stop_logs.wait(EVERY_S):
+            logs.bring()
+
+    @contextmanager
+    def _passing_signals_on(self) -> Iterator[None]:
+        """Signals go to the command's group, each once: a terminal's ctrl-C reaches only us. What was ignored before stays ignored."""
+        before = {}
+        for number in _PASSED_ON:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, self._handle)
+        try:
+            yield
+        finally:
+            self.handlers = before
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number in (signal.SIGTERM, signal.SIGHUP) and self.deadline is None:
+            self.deadline = self.monotonic() + self.settings.grace_s
+            self.reason = "terminated"
+            if self.training._uploader is not None:
+                self.training._uploader.hurry()
+            if self.draining:
+                raise _Hurry
+        if self.draining:
+            if number == signal.SIGINT:
+                raise _Leave
+            return
+        if self.child is not None:
+            self.child.send(number)
+
+    # -------------------------------------------------------------------------------------------------------- after it
+
+    def _finish(self, note: Note, start: Start, logs: Logs | None, code: int) -> Ended:
+        killed = code < 0
+        problem: str | None = None
+        try:
+            note = replace(note, killed=killed)
+            note.write()
+            self.collector.scan(still=True, killed=killed)
+            for found in self.collector.unfinished():
+                lacking = ", ".join(found.lacking()[:3])
+                self.on_event(Message(f"{found.path} is not finished and stays local: it lacks {lacking}", "warning"))
+            problem = self._drain(logs)
+        finally:
+            for number, handler in self.handlers.items():
+                signal.signal(number, handler)
+            os.close(self.held)
+        if problem is None:
+            note.remove()
+        return Ended(
+            self.training.url,
+            note.attempt,
+            exit_code_of(code),
+            self.reason,
+            start.step,
+            self.training.status().verified,
+            problem,
+        )
+
+    def _drain(self, logs: Logs | None) -> str | None:
+        """Wait until everything is in the bucket. Returns what is not, in words."""
+        problems: list[str] = []
+        status = self.training.status()
+        if status.pending and self.deadline is None:
+            allowed = format_duration(self.settings.drain_s)
+            text = f"the command has ended; sending {len(status.pending)} checkpoints for at most {allowed}, ctrl-C leaves at once"
+            self.on_event(Message(text))
+        end_s = self.monotonic() + self.settings.drain_s
+        sent_logs = logs is None
+        while True:
+            try:
+                self.draining = True
+                left_s = max(0.0, min(end_s, self.deadline if self.deadline is not None else end_s) - self.monotonic())
+                with suppress(CheckpointError):
+                    self.training.drain(left_s)
+                if logs is not None and (self.deadline is None or self.monotonic() < self.deadline):
+                    sent_logs = logs.bring(last=True)
+                break
+            except _Hurry:
+                continue  # with the time that is left
+            except _Leave:
+                problems.append("interrupted")
+                break
+        self.draining = False
+        self.training._drain_s = 0.0
+        try:
+            self.training.close()
+        except UploadFailed as error:
+            problems.append(str(error))
+        except StagekitError as error:
+            problems.append(str(error))
+        if not sent_logs:
+            problems.append(f"logs are not all in {self.training.url}; the next start, or `stagekit teardown`, sends them")
+        return "; ".join(problems) or None
