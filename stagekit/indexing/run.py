@@ -20,16 +20,19 @@ from ..location import Location
 from ..parallel import each
 from ..progress import Message, Progress, Stage, Subscriber, ignore
 from ..publishing.claim import confirm_claim, end_claim, read_claim, release_claim, replace_claim, take_claim
-from ..publishing.destination import commit, read_manifest
+from ..publishing.destination import commit, content, read_manifest
+from ..publishing.growth import summed
+from ..publishing.outline import counted
+from ..publishing.summary import dataset_lines, dataset_record, stream_it, streaming_code
 from ..shards.archive import ArchiveReader
-from ..shards.index import FieldTotals, index_from_bytes
+from ..shards.index import index_from_bytes
 from ..shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, wids_json
 from ..shards.sample import split_name
 from ..store import Where, open_store
 from ..store.base import Data, Store
 from ..transfer.fetch import fetch_pieces
 from ..transfer.put import put_object
-from ..units import format_count, format_duration, format_rate, format_size
+from ..units import format_count, format_duration, format_rate
 from . import journal
 from .journal import Found, journal_name
 from .scan import Scan, scan
@@ -104,24 +107,16 @@ class Indexed:
         else:
             speed = f", {format_rate(self.read_bytes / self.seconds)}" if self.seconds > 0 else ""
             kept = f"; {format_count(self.kept)} more were read by an earlier run" if self.kept else ""
-            done = f"indexed {self.location}: {_counted(self.read, 'tar')} read in {format_duration(self.seconds)}{speed}{kept}"
-        lines = [
-            done,
-            f"  {_counted(manifest.samples, 'sample')} in {_counted(len(manifest.shards), 'shard')}, {format_size(manifest.bytes)}, "
-            f"digest {manifest.digest[:16]}",
-            *(
-                f"  {name}: {format_count(totals.samples)} × {format_size(totals.bytes / totals.samples)}"
-                for name, totals in manifest.fields.items()
-            ),
-        ]
+            done = f"indexed {self.location}: {counted(self.read, 'tar')} read in {format_duration(self.seconds)}{speed}{kept}"
+        lines = [done, *dataset_lines(manifest)]
         lines += [f"  no part of any sample: {text}" for text in self.left_out]
         if self.repeated:
-            lines.append(f"  {_counted(self.repeated, 'sample')} with a key that an earlier tar has too")
+            lines.append(f"  {counted(self.repeated, 'sample')} with a key that an earlier tar has too")
         if self.bad:
-            lines.append(f"  left out: {_counted(len(self.bad), 'tar')}, listed above")
+            lines.append(f"  left out: {counted(len(self.bad), 'tar')}, listed above")
         if self.elsewhere:
-            lines.append(f"  {_counted(self.elsewhere, 'tar')} stay where they are; the data set needs them there, unchanged")
-        return [*lines, "stream it:", *(f"  {line}" for line in self.code)]
+            lines.append(f"  {counted(self.elsewhere, 'tar')} stay where they are; the data set needs them there, unchanged")
+        return [*lines, *stream_it(self.code)]
 
     @property
     def left_out(self) -> list[str]:
@@ -131,36 +126,20 @@ class Indexed:
             for kind, count in self.skipped.items()
         ]
         if self.unnamed:
-            found.append(f"{_counted(self.unnamed, 'file')} without a key and an extension, such as {self.examples['unnamed']!r}")
+            found.append(f"{counted(self.unnamed, 'file')} without a key and an extension, such as {self.examples['unnamed']!r}")
         return found
 
     @property
     def code(self) -> list[str]:
         """The lines of Python that stream this data set."""
-        options = [
-            f"{name}={getattr(self.config, name)!r}"
-            for name in ("endpoint_url", "region", "profile", "ca_bundle", "anonymous")
-            if self.config is not None and getattr(self.config, name)
-        ]
-        store = f", store=stagekit.StoreConfig({', '.join(options)})" if options else ""
-        return [
-            "import stagekit.torch",
-            f"for batch in stagekit.torch.StreamLoader({str(self.location)!r}, batch_size={min(64, self.manifest.samples)}{store}):",
-            f"    print({', '.join(f'batch[{name!r}]' for name in self.manifest.fields)})",
-        ]
+        return streaming_code(self.location, self.manifest, self.config)
 
     @property
     def record(self) -> dict[str, Any]:
         """The result for programs."""
-        manifest = self.manifest
         return {
-            "url": str(self.location),
-            "digest": manifest.digest,
-            "samples": manifest.samples,
-            "bytes": manifest.bytes,
-            "shards": len(manifest.shards),
+            **dataset_record(self.location, self.manifest),
             "elsewhere": self.elsewhere,
-            "fields": {name: {"samples": totals.samples, "bytes": totals.bytes} for name, totals in manifest.fields.items()},
             "unchanged": self.unchanged,
             "read_shards": self.read,
             "kept_shards": self.kept,
@@ -335,7 +314,7 @@ class _Run:
 
     def _found(self, tar: Tar) -> Found | None:
         """What is in a tar: from its journal, or read now. ``None`` when it is bad and left out."""
-        old = _content(self._store, journal_name(tar.name))
+        old = content(self._store, journal_name(tar.name))
         kept = None if old is None else journal.from_bytes(old, tar.info)
         if kept is not None and kept[0].record.url == tar.url and self._sides_are_whole(kept[0].record):
             self._passed(tar.info.size, tars=1)
@@ -381,7 +360,7 @@ class _Run:
     def _store_sides(self, record: ShardRecord, scanned: Scan, *, ours: bool) -> None:
         """Store index and block table, verified. What lies there already and is neither the same nor of a former run is not replaced."""
         for key, data in ((index_name(record.name), scanned.built.index), (blocks_name(record.name), scanned.built.table.to_bytes())):
-            there = _content(self._store, key)
+            there = content(self._store, key)
             if there == data:
                 continue
             if there is not None and not ours:
@@ -393,7 +372,7 @@ class _Run:
 
     def _sides_are_whole(self, record: ShardRecord) -> bool:
         for key, sha256 in ((index_name(record.name), record.idx_sha256), (blocks_name(record.name), record.blocks_sha256)):
-            data = _content(self._store, key)
+            data = content(self._store, key)
             if data is None or hashlib.sha256(data).hexdigest() != sha256:
                 return False
         return True
@@ -431,7 +410,7 @@ class _Run:
                 here = f"{one.record.url or self._store.location / one.record.name} (sample {number}, offset {offset})"
                 if key in seen:
                     raise DuplicateKey(
-                        f"the key {key!r} is in {seen[key]} and again in {here}, and {_counted(len(hashes), 'key')} in all more than once. "
+                        f"the key {key!r} is in {seen[key]} and again in {here}, and {counted(len(hashes), 'key')} in all more than once. "
                         "If that is meant, as when each tar counts from 0, allow it with --repeated-keys allow "
                         "(repeated_keys='allow'); the tars are not read again"
                     )
@@ -440,7 +419,7 @@ class _Run:
         return chance
 
     def _keys(self, found: Found) -> tuple[Found, NDArray[np.uint64]]:
-        data = _content(self._store, journal_name(found.record.name))
+        data = content(self._store, journal_name(found.record.name))
         held = None if data is None else journal.from_bytes(data, None)
         if held is None:
             raise PublishError(
@@ -480,7 +459,7 @@ class _Run:
     # --------------------------------------------------------------------------------------------------------- destination
 
     def _refuse_foreign_wids(self) -> None:
-        data = _content(self._store, WIDS)
+        data = content(self._store, WIDS)
         if data is not None and b'"name":"stagekit-' not in data:
             raise PublishError(
                 f"indexing to {self._store.location}: it holds a {WIDS} of somebody else, which would be replaced; nothing was written. "
@@ -550,7 +529,7 @@ class _Run:
 
         for _ in self._each(mend):
             pass
-        if _content(self._store, WIDS) is None:
+        if content(self._store, WIDS) is None:
             put_object(self._store, WIDS, wids_json(manifest))
         claim = read_claim(self._store)
         if claim is not None and claim.plan == self._plan:
@@ -560,8 +539,8 @@ class _Run:
 
     def _holds_another(self, manifest: Manifest, why: str) -> PublishError:
         return PublishError(
-            f"indexing to {self._store.location}: it holds another data set ({_counted(manifest.samples, 'sample')} in "
-            f"{_counted(len(manifest.shards), 'shard')}, digest {manifest.digest[:12]}…): {why}. Nothing of it was changed. "
+            f"indexing to {self._store.location}: it holds another data set ({counted(manifest.samples, 'sample')} in "
+            f"{counted(len(manifest.shards), 'shard')}, digest {manifest.digest[:12]}…): {why}. Nothing of it was changed. "
             f"Choose another destination, or delete its {MANIFEST} to index anew"
         )
 
@@ -610,13 +589,6 @@ class _Run:
         )
 
 
-def _content(store: Store, key: str) -> bytes | None:
-    try:
-        return bytes(store.get(key))
-    except NotFound:
-        return None
-
-
 def _part(keys: NDArray[np.uint64], part: int, parts: int) -> NDArray[np.uint64]:
     chosen: NDArray[np.uint64] = keys[keys % np.uint64(parts) == part]
     return chosen
@@ -629,12 +601,7 @@ def _found_in(tar: Tar, scanned: Scan) -> Found:
 
 
 def _manifest(found: list[Found]) -> Manifest:
-    fields: dict[str, FieldTotals] = {}
-    for one in found:
-        for name, (samples, size) in one.fields.items():
-            before = fields.get(name, (0, 0))
-            fields[name] = FieldTotals(before[0] + samples, before[1] + size)
-    return Manifest(tuple(one.record for one in found), fields, max(one.largest_block for one in found))
+    return Manifest(tuple(one.record for one in found), summed(one.fields for one in found), max(one.largest_block for one in found))
 
 
 def _digest(tars: list[Tar]) -> str:
@@ -643,7 +610,3 @@ def _digest(tars: list[Tar]) -> str:
     for tar in tars:
         whole.update(repr((tar.name, tar.url, sorted(journal.identity(tar.info).items()))).encode(errors="surrogatepass"))
     return whole.hexdigest()
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"

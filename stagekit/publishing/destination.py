@@ -91,13 +91,18 @@ def _is_probe(key: str) -> bool:
     return key.rpartition("/")[2].startswith(".stagekit-")
 
 
-def read_manifest(store: Store) -> Manifest | None:
-    """The manifest at the destination, if there is one."""
+def content(store: Store, key: str) -> bytes | None:
+    """What lies under ``key``; ``None`` when nothing does."""
     try:
-        data = bytes(store.get(MANIFEST))
+        return bytes(store.get(key))
     except NotFound:
         return None
-    return Manifest.from_bytes(data, source=str(store.location / MANIFEST))
+
+
+def read_manifest(store: Store) -> Manifest | None:
+    """The manifest at the destination, if there is one."""
+    data = content(store, MANIFEST)
+    return None if data is None else Manifest.from_bytes(data, source=str(store.location / MANIFEST))
 
 
 def enter(store: Store, plan: str, found: Found, *, takeover: bool) -> bool:

@@ -28,7 +28,7 @@ from ..sources.base import Bad, InOrder, OnBad, Read, Source
 from ..store import open_store
 from ..store.base import Data, ObjectInfo, Store
 from ..transfer.put import Stored, part_size_for, put_object
-from .destination import stored_sha256
+from .destination import content, stored_sha256
 from .pace import Pace
 from .sending import tar_writer
 
@@ -180,10 +180,10 @@ class _Work:
     def _held(self) -> ShardOutcome | None:
         """The outcome when the store holds this shard as the source makes it; ``None`` when it has to be sent."""
         store, name = self._store, self._name
-        table = _content(store, blocks_name(name))
+        table = content(store, blocks_name(name))
         if table is None:
             return None
-        index = _content(store, index_name(name))
+        index = content(store, index_name(name))
         try:
             info = store.head(name)
         except NotFound:
@@ -253,13 +253,6 @@ class _Work:
             self._reported_s = now_s
             self._on_event(Progress(self._name, builder.files, unit="files"))
             self._on_event(Progress(self._name, done, self._job.shard.bytes))
-
-
-def _content(store: Store, key: str) -> bytes | None:
-    try:
-        return bytes(store.get(key))
-    except NotFound:
-        return None
 
 
 class _Etag:

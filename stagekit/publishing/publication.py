@@ -6,15 +6,14 @@ import hashlib
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import StoreConfig
-from ..errors import ManifestError, PublishError, SourceError, StagekitError, StoreError, Unreachable, UsageError
+from ..errors import ManifestError, PublishError, SourceError, StoreError, Unreachable, UsageError
 from ..location import Location
 from ..mounts import refuse_mount
 from ..progress import Event, Message, Stage, Subscriber, ignore
@@ -28,31 +27,22 @@ from ..sources.folder import FolderSource
 from ..sources.prefix import PrefixSource
 from ..store import Where, open_store
 from ..store.base import Store
-from ..units import format_count, format_duration, format_rate, format_size, parse_rate, parse_size
+from ..units import format_count, format_duration, format_rate, parse_size
 from .begun import note_begun, note_ended
 from .claim import confirm_claim, end_claim, release_claim
 from .destination import Found, commit, confirm_objects, enter, holds_another, look, read_manifest, refuse_overlap
-from .engines import open_executor
 from .growth import ReadBack, appended, as_published, not_grown, published_samples, refuse_indexed, summed
 from .job import ShardJob, ShardOutcome, publish_shard
 from .meter import Meter
 from .outline import Outline, counted, outline
-from .workers import WorkerProcesses
+from .running import Engine, Wanted, Work, open_engine
+from .summary import dataset_lines, dataset_record, stream_it, streaming_code
 from .writer import ShardWriter
 
 if TYPE_CHECKING:
     from ..dataset import Dataset
 
-# What one process does, roughly, and how much it should have to do, on a disk and over a link: one takes a third of a second to start.
-_BYTES_PER_S = 1e9
-_FIELD_S = 20e-6
-_WORTH_S = 1.0
-_WORTH_BYTES = 64 * 2**20
-_IN_FLIGHT = 64  # jobs handed to a foreign executor at once; a job holds the plan of its shard
 _LEAVING_S = 5.0  # for the last words to a store that may be gone
-
-_J = TypeVar("_J")
-_R = TypeVar("_R")
 
 RawData = str | os.PathLike[str] | Location | Source
 
@@ -87,47 +77,23 @@ class Publication:
             done = f"{verb} {self.location}: {counted(self.sent, 'shard')} sent in {format_duration(self.seconds)}{speed}{kept}"
             if self.grown_from is not None:
                 done += f"; {counted(manifest.samples - self.grown_from.samples, 'new sample')}"
-        lines = [
-            done,
-            f"  {counted(manifest.samples, 'sample')} in {counted(len(manifest.shards), 'shard')}, {format_size(manifest.bytes)}, "
-            f"digest {manifest.digest[:16]}",
-            *(
-                f"  {name}: {format_count(totals.samples)} × {format_size(totals.bytes / totals.samples)}"
-                for name, totals in manifest.fields.items()
-            ),
-        ]
+        lines = [done, *dataset_lines(manifest)]
         if self.outline.left_out:
             lines.append(f"  left out: {self.outline.left_out}")
         if self.bad:
             lines.append(f"  skipped: {format_count(len(self.bad))} bad, listed above")
-        return [*lines, "stream it:", *(f"  {line}" for line in self.code)]
+        return [*lines, *stream_it(self.code)]
 
     @property
     def code(self) -> list[str]:
         """The lines of Python that stream this data set from where it was published, with the same settings."""
-        options = [
-            f"{name}={getattr(self.config, name)!r}"
-            for name in ("endpoint_url", "region", "profile", "ca_bundle", "anonymous")
-            if self.config is not None and getattr(self.config, name)
-        ]
-        store = f", store=stagekit.StoreConfig({', '.join(options)})" if options else ""
-        return [
-            "import stagekit.torch",
-            f"for batch in stagekit.torch.StreamLoader({str(self.location)!r}, batch_size={min(64, self.manifest.samples)}{store}):",
-            f"    print({', '.join(f'batch[{name!r}]' for name in self.manifest.fields)})",
-        ]
+        return streaming_code(self.location, self.manifest, self.config)
 
     @property
     def record(self) -> dict[str, Any]:
         """The result for programs."""
-        manifest = self.manifest
         return {
-            "url": str(self.location),
-            "digest": manifest.digest,
-            "samples": manifest.samples,
-            "bytes": manifest.bytes,
-            "shards": len(manifest.shards),
-            "fields": {name: {"samples": totals.samples, "bytes": totals.bytes} for name, totals in manifest.fields.items()},
+            **dataset_record(self.location, self.manifest),
             "unchanged": self.unchanged,
             "sent_shards": self.sent,
             "kept_shards": self.kept,
@@ -339,17 +305,7 @@ def publish(
 ) -> Publication:
     """``shard`` for a prepared source, telling what was done. The promises and arguments are the same."""
     started_s = time.monotonic()
-    if workers is not None and workers < 1:
-        raise UsageError(f"workers: {workers} is below 1")
-    if workers is not None and executor is not None:
-        raise UsageError("workers and executor: give one of them; an executor has its own number of workers")
-    bytes_per_s = None if limit_rate is None else parse_rate(limit_rate, name="limit_rate")
-    if bytes_per_s is not None and bytes_per_s <= 0:
-        raise UsageError(f"limit_rate: {limit_rate!r} is not above 0")
-    if bytes_per_s is not None and executor is not None:
-        raise UsageError(
-            "limit_rate and executor: the rate is shared among the workers of this machine, and nobody knows how many an executor has"
-        )
+    wanted = Wanted.of(workers, executor, limit_rate)
     opened = open_store(dest, store, on_event=on_event)
     refuse_overlap(source.location, opened.location)
     most_bytes = parse_size(shard_size, name="shard_size")
@@ -359,34 +315,11 @@ def publish(
     for bad in plan.bad:
         on_event(Message(f"skipped {bad.path}: {bad.reason}", "warning"))
     run = _Run(source, plan, dest, opened, store, on_bad, on_event, (most_bytes, samples_per_shard), started_s)
-    with _executor(run, workers, executor, bytes_per_s) as engine:
+    work = Work(len(plan.plan.shards), plan.plan.bytes, plan.files)
+    with open_engine(wanted, work, opened.location, run.on_shard_event) as engine:
         published = run.publish(engine, takeover=takeover, update=update)
     note_ended(opened.location)
     return published
-
-
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """What runs the jobs, how many to hand out at once, and each worker's share of the rate."""
-
-    pool: Executor
-    in_flight: int
-    bytes_per_s: float | None = None
-
-
-@contextmanager
-def _executor(run: _Run, workers: int | None, executor: Executor | str | None, bytes_per_s: float | None) -> Iterator[_Engine]:
-    if executor is not None:
-        with open_executor(executor) as pool:
-            yield _Engine(pool, _IN_FLIGHT)
-        return
-    count = run.worker_count(workers)
-    rate = None if bytes_per_s is None else bytes_per_s / count
-    if count == 1:
-        yield _Engine(_Inline(run.on_shard_event), 1, rate)
-        return
-    with WorkerProcesses(count, run.on_shard_event) as pool:
-        yield _Engine(pool, 2 * count, rate)
 
 
 class _Run:
@@ -418,22 +351,7 @@ class _Run:
         self._started_s = started_s
         self._meter = Meter(on_event)
 
-    def worker_count(self, wanted: int | None) -> int:
-        """One process per core, and no more than there is work for. A store in this process's memory cannot be reached from another one.
-
-        A process by itself reads, hashes and sends in several threads, so into a directory a second one pays only when there is much to
-        do. Over a link it pays soon: while one process asks for what its last shard became, the others send.
-        """
-        if self._store.location.scheme == "memory":
-            return 1
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if self._store.location.is_directory:
-            useful = int((self._outline.plan.bytes / _BYTES_PER_S + self._outline.files * _FIELD_S) / _WORTH_S)
-        else:
-            useful = self._outline.plan.bytes // _WORTH_BYTES
-        return max(1, min(len(self._shards), wanted if wanted is not None else min(cores, max(1, useful))))
-
-    def publish(self, engine: _Engine, *, takeover: bool, update: bool) -> Publication:
+    def publish(self, engine: Engine, *, takeover: bool, update: bool) -> Publication:
         found = look(self._store)
         if found.manifest is None:
             resume = self._enter(found, takeover=takeover)
@@ -456,7 +374,7 @@ class _Run:
                 note_ended(self._store.location)
             raise
 
-    def _write(self, engine: _Engine, shards: Sequence[PlannedShard], *, resume: bool, grown_from: Manifest | None = None) -> Publication:
+    def _write(self, engine: Engine, shards: Sequence[PlannedShard], *, resume: bool, grown_from: Manifest | None = None) -> Publication:
         """Send ``shards`` and commit them, together with those of ``grown_from``. The destination is claimed."""
         self._on_event(Stage("claimed", str(self._store.location)))
         try:
@@ -473,7 +391,7 @@ class _Run:
         self._on_event(Stage("published", str(self._store.location / MANIFEST)))
         return self._publication(manifest, outcomes, grown_from=grown_from)
 
-    def _compare(self, engine: _Engine, found: Found) -> Publication:
+    def _compare(self, engine: Engine, found: Found) -> Publication:
         """The destination is complete. If it holds this very data set, send what got lost since; else refuse, having changed nothing."""
         manifest = found.manifest
         assert manifest is not None
@@ -491,7 +409,7 @@ class _Run:
             raise holds_another(self._store, manifest, f"{counted(differing, 'shard')} would be another one from the source as it is now")
         return self._mend(engine, found, self._shards, outcomes)
 
-    def _update(self, engine: _Engine, found: Found, *, takeover: bool) -> Publication:
+    def _update(self, engine: Engine, found: Found, *, takeover: bool) -> Publication:
         """Add what the source has beyond the published samples, in shards of their own. Refuse, having changed nothing, when published
         samples are not in the source as they were."""
         manifest = found.manifest
@@ -499,7 +417,7 @@ class _Run:
         refuse_indexed(self._store, manifest)
         listed = {sample.key: sample for shard in self._shards for sample in shard.samples}
         jobs = [ReadBack(record, self._where, self._config) for record in manifest.shards]
-        published = [samples for _, samples in sorted(self._each(engine, published_samples, jobs), key=_number)]
+        published = [samples for _, samples in sorted(engine.each(published_samples, jobs), key=_number)]
         before = as_published(self._store, manifest, published, listed)
         outcomes = self._run(engine, [self._job(shard, task="compare") for shard in before])
         for outcome, record, shard in zip(outcomes, manifest.shards, before, strict=True):
@@ -521,7 +439,7 @@ class _Run:
         resume = self._enter(found, takeover=takeover)
         return self._write(engine, appended(new, manifest), resume=resume, grown_from=manifest)
 
-    def _mend(self, engine: _Engine, found: Found, shards: Sequence[PlannedShard], outcomes: list[ShardOutcome]) -> Publication:
+    def _mend(self, engine: Engine, found: Found, shards: Sequence[PlannedShard], outcomes: list[ShardOutcome]) -> Publication:
         """Send what got lost of a published data set, which ``shards`` make again, as ``outcomes`` has shown."""
         manifest = found.manifest
         assert manifest is not None
@@ -552,39 +470,16 @@ class _Run:
     def _job(self, shard: PlannedShard, **options: Any) -> ShardJob:
         return ShardJob(self._source, shard, self._where, self._config, on_bad=self._on_bad, **options)
 
-    def _run(self, engine: _Engine, jobs: Sequence[ShardJob]) -> list[ShardOutcome]:
+    def _run(self, engine: Engine, jobs: Sequence[ShardJob]) -> list[ShardOutcome]:
         """All jobs' outcomes, in order."""
         self._meter.begin([job.shard for job in jobs])
         outcomes = []
-        for _, outcome in self._each(engine, publish_shard, jobs):
+        for _, outcome in engine.each(publish_shard, jobs):
             outcomes.append(outcome)
             for bad in outcome.bad:
                 self._on_event(Message(f"skipped {bad.path}: {bad.reason}", "warning"))
             self._meter.shard_done(outcome.number, sum(totals.samples for totals in outcome.fields.values()))
         return sorted(outcomes, key=lambda outcome: outcome.number)
-
-    def _each(self, engine: _Engine, function: Callable[[_J], _R], jobs: Sequence[_J]) -> Iterator[tuple[int, _R]]:
-        """What ``function`` gives for each of ``jobs``, with the job's number, as they finish. The first failure cancels what has not
-        begun and is raised."""
-        waiting: dict[Future[_R], int] = {}
-        remaining = iter(enumerate(jobs))
-        try:
-            for number, job in islice(remaining, engine.in_flight):
-                waiting[engine.pool.submit(function, job)] = number
-            while waiting:
-                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield waiting.pop(future), future.result()
-                for number, job in islice(remaining, len(done)):
-                    waiting[engine.pool.submit(function, job)] = number
-        except BrokenExecutor as error:
-            raise StagekitError(
-                f"the executor that ran the shards broke ({error}); nothing was published. "
-                "Run the same command again: finished shards are kept"
-            ) from error
-        finally:
-            for future in waiting:
-                future.cancel()
 
     def on_shard_event(self, event: Event) -> None:
         """Shards report their own bytes and files; a person wants the sum."""
@@ -623,18 +518,3 @@ def _manifest(source: Source, outcomes: Sequence[ShardOutcome], grown_from: Mani
     if grown_from is None:
         return Manifest(tuple(records), summed(fields), largest)
     return Manifest((*grown_from.shards, *records), summed([grown_from.fields, *fields]), max(largest, grown_from.largest_block))
-
-
-class _Inline(Executor):
-    """Runs each job at once, in this thread."""
-
-    def __init__(self, on_event: Subscriber) -> None:
-        self._on_event = on_event
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs, on_event=self._on_event))
-        except Exception as error:
-            future.set_exception(error)
-        return future
