@@ -23,7 +23,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from . import lightning, trainer
@@ -37,7 +37,7 @@ INCOMPLETE = ".incomplete"
 """What is appended to the name of a save that its trainer did not finish, so that no trainer takes it for a checkpoint."""
 
 _STEP = re.compile(r"(?:step|iter|global_step|checkpoint)[=_-]?0*([0-9]{1,12})(?![0-9])", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![0-9])0*([0-9]{1,12})(?![0-9])")
+_NUMBER = re.compile(r"(?<![0-9.])0*([0-9]{1,12})(?![0-9.])")
 _TELLS_ITS_END = (".safetensors", ".json", ".pt", ".pth", ".bin", ".ckpt")
 _STRUCTURED = ("trainer", "dcp")
 
@@ -146,9 +146,11 @@ def look(root: Path, patterns: Sequence[str] = ()) -> Look:
 
 
 def step_in(name: str) -> int | None:
-    """The step in a path: a number after a word such as ``step`` or ``iter``, else its last number."""
+    """The step in a path: a number after a word such as ``step`` or ``iter``, else its last whole number. Endings such as ``.h5`` do not
+    count."""
     for part in reversed(name.split("/")):
-        numbers = _STEP.findall(part) or _NUMBER.findall(part)
+        stem = PurePosixPath(part).stem
+        numbers = _STEP.findall(stem) or _NUMBER.findall(stem)
         if numbers:
             return int(numbers[-1])
     return None
