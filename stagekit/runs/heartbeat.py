@@ -1,6 +1,7 @@
 """How far a training on this machine is: the step of its last sign of life, one small file per run in the machine's home.
 
-What was trained since the newest safe checkpoint is in the memory of a process and nowhere else; only the process can tell how much that is.
+What was trained since the newest safe checkpoint is in the memory of a process and nowhere else. Only the process can tell how much that
+is.
 """
 
 from __future__ import annotations

@@ -530,7 +530,7 @@ class Run:
             uploader.add(entry, adopted=True)
 
     def _note_working_directory(self) -> None:
-        """Note where this training was started: its code lies there, and what trackers write. Who only finishes uploads never comes here."""
+        """Note where this training was started: its code lies there, and what trackers write. Finishing others' uploads notes nothing."""
         if self._working is None:
             with suppress(FileNotFoundError):  # somebody removed it under this process
                 self._working = Path.cwd()

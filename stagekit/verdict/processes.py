@@ -12,6 +12,7 @@ from .findings import Finding
 
 PROC = Path("/proc")
 _WRITES = os.O_WRONLY | os.O_RDWR
+_MAPPED = re.compile(r"\S+ .w.s \S+ \S+ \S+\s+(/.*)")  # shared and writable
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,11 @@ def _writer(folder: Path, pid: int, roots: Sequence[str]) -> Writer | None:
             continue  # it was closed meanwhile
         if flags and int(flags[1], 8) & _WRITES and not path.endswith(" (deleted)"):
             return Writer(pid, _command(folder), path)
+    # An array on disk stays mapped after its file was closed, as numpy's memmap does.
+    for line in (folder / "maps").read_text(errors="surrogateescape").splitlines():
+        mapped = _MAPPED.fullmatch(line)
+        if mapped and not mapped[1].endswith(" (deleted)") and any(mapped[1].startswith(f"{root}/") for root in roots):
+            return Writer(pid, _command(folder), mapped[1])
     return None
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,33 @@ from stagekit.cli import main
 from stagekit.config import StoreConfig, home_directory
 from stagekit.processes import Process
 from stagekit.runs import Run
+from stagekit.runs.home import remember
 from stagekit.runs.layout import CheckpointName, SupersededRecord
 from stagekit.runs.lease import Lease
 from stagekit.store.directory import DirectoryStore
-from stagekit.testing.proxy import FaultProxy, Status
+from stagekit.testing.proxy import FaultProxy, Status, WrongDate
 
+from ..made import make_checkpoint, make_dataset
 from ..rigs.servers import S3Server
+from .ordinary import git, make_caches, make_checkout
 
 
 @dataclass
 class Machine:
-    """A server on which a training has ended well: two checkpoints in ``out``, both in the run's bucket, which is a directory that stays."""
+    """A server on which a training has ended well: two checkpoints in ``out``, both in the run's bucket, which is a directory that stays.
 
+    It was started in ``work``, a checkout that is pushed, on a machine with the usual caches.
+    """
+
+    work: Path
     out: Path
     url: str
     monkeypatch: pytest.MonkeyPatch
     children: ExitStack
     arguments: list[str] = field(default_factory=list)
+
+    def git(self, *arguments: str) -> None:
+        git(self.work, *arguments)
 
     @property
     def store(self) -> DirectoryStore:
@@ -63,8 +73,8 @@ class Machine:
         assert process.stdout.readline() == "ready\n"
         return process
 
-    def dead_child(self, program: str) -> None:
-        self.child(program + "\nos.kill(os.getpid(), 9)\n").wait(timeout=60)
+    def dead_child(self, program: str, *arguments: str) -> None:
+        self.child(program + "\nos.kill(os.getpid(), 9)\n", *arguments).wait(timeout=60)
 
 
 HEAD = """
@@ -111,6 +121,19 @@ ready()
 sys.stdin.read()
 """
 
+BEHIND = """
+run = Run(url)
+run.heartbeat(1400)
+ready()
+"""
+
+PUBLISHING = """
+from stagekit.publishing.writer import ShardWriter
+writer = ShardWriter(sys.argv[3]).__enter__()
+writer.write({"__key__": "a", "txt": b"a"})
+ready()
+"""
+
 WRITING = """
 log = open(out / "train.log", "a")
 ready()
@@ -118,11 +141,22 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture(scope="session")
+def pushed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout whose only commit is pushed."""
+    work, remote = tmp_path_factory.mktemp("pushed"), tmp_path_factory.mktemp("remote")
+    make_checkout(work, remote)
+    return work
+
+
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    out, url = tmp_path / "work" / "out", str(tmp_path / "bucket" / "run")
-    out.mkdir(parents=True)
-    monkeypatch.chdir(out.parent)
+def machine(pushed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    work, url = tmp_path / "work", str(tmp_path / "bucket" / "run")
+    shutil.copytree(pushed, work)
+    make_caches(Path.home(), work)
+    out = work / "out"
+    out.mkdir()
+    monkeypatch.chdir(work)
     with Run(url, on_event=lambda event: None) as run:
         run.watch(out)
         for step in (100, 200):
@@ -132,7 +166,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
             (folder / "deep" / "rng.bin").write_bytes(b"rng %d" % step)
             run.submit(folder, step=step)
     with ExitStack() as children:
-        yield Machine(out, url, monkeypatch, children, ["--durable", str(tmp_path / "bucket")])
+        yield Machine(work, out, url, monkeypatch, children, ["--durable", str(tmp_path / "bucket")])
 
 
 # ------------------------------------------------------------------------------------------------------------------------ the faults
@@ -152,7 +186,7 @@ def a_changed_file(machine: Machine) -> None:
 
 
 def a_new_file_behind_a_link(machine: Machine) -> None:
-    elsewhere = machine.out.parent / "elsewhere"
+    elsewhere = machine.work.parent / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "adapter.bin").write_bytes(b"adapter")
     (machine.out / "link").symlink_to(elsewhere)
@@ -245,12 +279,12 @@ def a_step_that_policy_dropped(machine: Machine) -> None:
 
 
 def no_such_directory(machine: Machine) -> None:
-    machine.arguments += ["--watch", str(machine.out.parent / "outt")]
+    machine.arguments += ["--watch", str(machine.work / "outt")]
 
 
 def no_such_run(machine: Machine) -> None:
-    machine.arguments += ["--run", machine.url + "-typo", "--watch", str(machine.out.parent / "empty")]
-    (machine.out.parent / "empty").mkdir()
+    machine.arguments += ["--run", machine.url + "-typo", "--watch", str(machine.work.parent / "empty")]
+    (machine.work.parent / "empty").mkdir()
 
 
 def a_mounted_bucket(machine: Machine) -> None:
@@ -260,7 +294,7 @@ def a_mounted_bucket(machine: Machine) -> None:
 
 
 def a_bucket_mounted_below(machine: Machine) -> None:
-    inside, elsewhere = machine.out / "inside", machine.out.parent / "elsewhere"
+    inside, elsewhere = machine.out / "inside", machine.work.parent / "elsewhere"
     for folder in (inside, elsewhere):
         folder.mkdir()
         (folder / "object").write_text("seen only if the mount was touched")
@@ -286,6 +320,189 @@ def a_run_without_a_checkpoint(machine: Machine) -> None:
     shutil.rmtree(machine.out)
 
 
+def a_changed_script(machine: Machine) -> None:
+    (machine.work / "train.py").write_text("print(2)\n")
+
+
+def an_untracked_script(machine: Machine) -> None:
+    (machine.work / "eval.py").write_text("print(3)\n")
+
+
+def an_untracked_folder(machine: Machine) -> None:
+    (machine.work / "notes").mkdir()
+    (machine.work / "notes" / "a.md").write_text("it works")
+
+
+def an_untracked_copy_of_a_checkpoint(machine: Machine) -> None:
+    shutil.copytree(machine.out / "checkpoint-200", machine.work / "best")
+
+
+def a_commit_that_is_not_pushed(machine: Machine) -> None:
+    a_changed_script(machine)
+    machine.git("commit", "-qam", "a better loss")
+
+
+def a_commit_on_no_branch(machine: Machine) -> None:
+    machine.git("checkout", "-q", "--detach")
+    a_commit_that_is_not_pushed(machine)
+
+
+def a_stash(machine: Machine) -> None:
+    a_changed_script(machine)
+    machine.git("stash", "-q")
+
+
+def no_remote(machine: Machine) -> None:
+    machine.git("remote", "remove", "origin")
+
+
+def a_damaged_checkout(machine: Machine) -> None:
+    (machine.work / ".git" / "HEAD").write_text("nothing")
+
+
+def no_git(machine: Machine) -> None:
+    (machine.work.parent / "bin").mkdir()
+    machine.monkeypatch.setenv("PATH", str(machine.work.parent / "bin"))
+
+
+def a_checkout_that_is_watched(machine: Machine) -> None:
+    """With all of its caches, and nothing in it but what is pushed."""
+    shutil.copytree(machine.work, machine.work.parent / "other", ignore=shutil.ignore_patterns("out"))
+    machine.arguments += ["--run", machine.url, "--watch", str(machine.work.parent / "other")]
+
+
+def a_watched_checkout_with_a_change(machine: Machine) -> None:
+    a_checkout_that_is_watched(machine)
+    (machine.work.parent / "other" / "train.py").write_text("print(4)\n")
+
+
+def tracked_files_below_a_watched_directory(machine: Machine) -> None:
+    (machine.out / "config.yaml").write_text("lr: 1")
+    machine.git("add", "-f", "out/config.yaml")
+    machine.git("commit", "-qm", "config")
+    machine.git("update-ref", "refs/remotes/origin/main", "HEAD")
+
+
+def an_offline_wandb_run(machine: Machine) -> None:
+    run = machine.work / "wandb" / "offline-run-20260101_000000-abcd1234"
+    (run / "files").mkdir(parents=True)
+    (run / "run-abcd1234.wandb").write_bytes(b"log")
+    (run / "files" / "config.yaml").write_text("lr: 1")
+
+
+def a_wandb_run_that_is_synced(machine: Machine) -> None:
+    an_offline_wandb_run(machine)
+    (machine.work / "wandb" / "offline-run-20260101_000000-abcd1234" / "run-abcd1234.wandb.synced").touch()
+    online = machine.work / "wandb" / "run-20260101_000000-dcba4321"
+    online.mkdir()
+    (online / "run-dcba4321.wandb").write_bytes(b"log")
+    shutil.copytree(machine.work / "wandb", machine.out / "wandb")
+
+
+def an_offline_wandb_run_that_is_watched(machine: Machine) -> None:
+    an_offline_wandb_run(machine)
+    (machine.work / "wandb").rename(machine.out / "wandb")
+
+
+def tensorboard(machine: Machine) -> None:
+    (machine.work / "runs" / "first").mkdir(parents=True)
+    (machine.work / "runs" / "first" / "events.out.tfevents.1700000000.host.1.0").write_bytes(b"scalars")
+
+
+def tensorboard_that_is_watched(machine: Machine) -> None:
+    tensorboard(machine)
+    (machine.work / "runs").rename(machine.out / "runs")
+
+
+def tensorboard_that_git_ignores(machine: Machine) -> None:
+    """What git is told to leave out is nobody's loss but for what a tracker wrote there."""
+    tensorboard(machine)
+    (machine.work / "runs").rename(machine.work / "data")
+
+
+def shards_of_a_dead_process(machine: Machine) -> None:
+    machine.dead_child(PUBLISHING, str(machine.work.parent / "shards"))
+
+
+def shards_that_are_given_up(machine: Machine) -> None:
+    shards_of_a_dead_process(machine)
+    machine.arguments += ["--ignore", str(machine.work.parent / "shards")]
+
+
+def shards_on_their_way(machine: Machine) -> None:
+    machine.child(PUBLISHING + "sys.stdin.read()", str(machine.work.parent / "shards"))
+
+
+def steps_that_nobody_saved(machine: Machine) -> None:
+    machine.child(BEHIND + "sys.stdin.read()")
+
+
+def steps_that_ended_with_their_process(machine: Machine) -> None:
+    machine.dead_child(BEHIND)
+
+
+def a_base_model_in_a_directory(machine: Machine) -> None:
+    identity = {"base_model": "llama@content-0123456789abcdef"}
+    make_checkpoint(machine.store, 300, {"adapter.bin": b"adapter"}, identity=identity)
+
+
+def a_base_model_that_is_elsewhere(machine: Machine) -> None:
+    a_base_model_in_a_directory(machine)
+    machine.arguments += ["--ignore", "llama"]
+
+
+def a_base_model_of_the_hubs_cache(machine: Machine) -> None:
+    identity = {"base_model": f"{'0123456789' * 4}@content-0123456789abcdef"}
+    make_checkpoint(machine.store, 300, {"adapter.bin": b"adapter"}, identity=identity)
+
+
+def trained_on(machine: Machine, place: Path) -> DirectoryStore:
+    store = DirectoryStore(str(place))
+    digest = make_dataset(store).digest
+    make_checkpoint(machine.store, 300, {"model.bin": b"300"}, identity={"dataset": digest})
+    remember(machine.url, None, home_directory() / "spool", datasets={digest: str(place)})
+    return store
+
+
+def a_data_set_that_is_gone(machine: Machine) -> None:
+    trained_on(machine, machine.work.parent / "bucket" / "digits").delete("manifest.json")
+
+
+def another_data_set(machine: Machine) -> None:
+    store = trained_on(machine, machine.work.parent / "bucket" / "digits")
+    make_dataset(store, 12, shards=(12,))
+
+
+def a_data_set_on_this_machine(machine: Machine) -> None:
+    trained_on(machine, machine.work.parent / "digits")
+
+
+def other_bytes(machine: Machine) -> None:
+    machine.store.put(machine.newest().file_key("model.bin"), b"201" * 1000)
+
+
+def other_bytes_deep(machine: Machine) -> None:
+    other_bytes(machine)
+    machine.arguments.append("--deep")
+
+
+def whole_deep(machine: Machine) -> None:
+    machine.arguments.append("--deep")
+
+
+def a_volume_that_stays(machine: Machine) -> None:
+    a_new_file(machine)
+    machine.arguments += ["--durable", str(machine.out)]
+
+
+def a_volume_that_is_not_there(machine: Machine) -> None:
+    machine.arguments += ["--durable", str(machine.work.parent / "workspace")]
+
+
+def a_run_on_this_disk(machine: Machine) -> None:
+    machine.arguments.clear()
+
+
 @dataclass(frozen=True)
 class Row:
     """``fault`` must be answered with ``code``; a finding of ``row`` has these words, and a fix with those."""
@@ -295,6 +512,7 @@ class Row:
     row: str | None = None
     words: str = ""
     fix: str = ""
+    in_shell: bool = True
 
 
 MATRIX = {
@@ -329,12 +547,55 @@ MATRIX = {
     "a step that policy dropped": Row(a_step_that_policy_dropped, 0, "superseded", "checkpoint-50: 1 file of steps that policy dropped"),
     "no such directory": Row(no_such_directory, 4, "watched", "there is no such directory", "ls "),
     "no such run": Row(no_such_run, 4, "run", "there is no run at this URL", "stagekit ls"),
-    "a mounted bucket": Row(a_mounted_bucket, 4, "mount", "fuse.rclone", "umount -l"),
-    "a bucket mounted below": Row(a_bucket_mounted_below, 4, "mount", "inside: it is not looked at", "--ignore inside"),
-    "a bucket linked to": Row(a_bucket_mounted_below, 4, "mount", "link: it is not looked at", "--ignore link"),
+    "a mounted bucket": Row(a_mounted_bucket, 4, "mount", "fuse.rclone", "umount -l", in_shell=False),
+    "a bucket mounted below": Row(a_bucket_mounted_below, 4, "mount", "inside: it is not looked at", "--ignore inside", in_shell=False),
+    "a bucket linked to": Row(a_bucket_mounted_below, 4, "mount", "link: it is not looked at", "--ignore link", in_shell=False),
     "damaged records": Row(damaged_records_of_this_machine, 4, "records", "records cannot be read", "--run RUN --watch DIR"),
     "nothing recorded": Row(nothing_recorded, 4, "scope", "nothing is watched and no run is recorded", "--watch DIR --run RUN"),
     "a run without a checkpoint": Row(a_run_without_a_checkpoint, 0, "run", "the run has no checkpoint yet"),
+    "git: changed": Row(a_changed_script, 3, "git", "1 file changed and not committed, such as train.py", "commit -am"),
+    "git: untracked": Row(
+        an_untracked_script, 3, "git", "1 file is not in git and in no verified checkpoint", "add eval.py, commit and push"
+    ),
+    "git: an untracked folder": Row(an_untracked_folder, 3, "git", "in no verified checkpoint, such as a.md", "--ignore 'notes/*'"),
+    "git: untracked and in the bucket": Row(an_untracked_copy_of_a_checkpoint, 0),
+    "git: not pushed": Row(a_commit_that_is_not_pushed, 3, "git", "1 commit on no remote", "push --all origin"),
+    "git: on no branch": Row(a_commit_on_no_branch, 3, "git", "1 commit on no remote", "push --all origin"),
+    "git: stashed": Row(a_stash, 3, "git", "1 stash, which no push takes along", "stash branch rescued"),
+    "git: no remote": Row(no_remote, 3, "git", "it has no remote, so its commits are nowhere else", "remote add origin URL"),
+    "git: damaged": Row(a_damaged_checkout, 4, "git", "git refuses to tell: not a git repository", "status"),
+    "git: missing": Row(no_git, 4, "git", "git is not installed here", "apt-get install -y git", in_shell=False),
+    "git: watched and pushed": Row(a_checkout_that_is_watched, 0),
+    "git: watched and changed": Row(a_watched_checkout_with_a_change, 3, "git", "1 file changed and not committed", "commit -am"),
+    "git: tracked below a watched directory": Row(tracked_files_below_a_watched_directory, 0),
+    "wandb: offline": Row(an_offline_wandb_run, 3, "tracker", "a wandb run that was made offline and not synced (8 B", "wandb sync /"),
+    "wandb: offline and watched": Row(an_offline_wandb_run_that_is_watched, 3, "tracker", "made offline and not synced", "wandb sync /"),
+    "wandb: synced": Row(a_wandb_run_that_is_synced, 0),
+    "TensorBoard": Row(tensorboard, 3, "tracker", "1 TensorBoard file is in no bucket that is known here", "--ignore 'runs/*'"),
+    "TensorBoard, watched": Row(tensorboard_that_is_watched, 3, "tracker", "1 TensorBoard file is in no bucket", "--ignore 'runs/*'"),
+    "TensorBoard, ignored by git": Row(tensorboard_that_git_ignores, 3, "tracker", "1 TensorBoard file is in no", "--ignore 'data/*'"),
+    "shards: left by a dead process": Row(
+        shards_of_a_dead_process, 3, "publication", "shards were built and not published", "stagekit shard DATA "
+    ),
+    "shards: given up": Row(shards_that_are_given_up, 0),
+    "shards: on their way": Row(shards_on_their_way, 3, "publication", "is publishing shards", "wait until process"),
+    "steps that nobody saved": Row(steps_that_nobody_saved, 3, "steps", "has trained step 1,400 and step 200 is the newest", "let it save"),
+    "steps and time that would be lost": Row(steps_that_nobody_saved, 3, "steps", "safe: you lose 1,200 steps, ", "let it save"),
+    "steps that ended with their process": Row(steps_that_ended_with_their_process, 0, "steps", "what it did not save is gone already"),
+    "a base model in a directory": Row(
+        a_base_model_in_a_directory, 4, "base model", "the base model llama, a directory of this machine", "teardown --ignore llama"
+    ),
+    "a base model that is elsewhere": Row(a_base_model_that_is_elsewhere, 0),
+    "a base model of the Hub's cache": Row(a_base_model_of_the_hubs_cache, 0),
+    "a data set that is gone": Row(a_data_set_that_is_gone, 4, "data set", "is not there any more, and a resume needs it", "stagekit info"),
+    "another data set": Row(another_data_set, 4, "data set", "another data set is there than", "stagekit info"),
+    "a data set on this machine": Row(a_data_set_on_this_machine, 0, "data set", "is on this machine; a resume elsewhere needs it"),
+    "other bytes, not read": Row(other_bytes, 0),
+    "other bytes, read": Row(other_bytes_deep, 3, "damaged", "model.bin other bytes than were saved", "--deep"),
+    "whole, read": Row(whole_deep, 0),
+    "a volume that stays": Row(a_volume_that_stays, 0, "file", "it lies on a volume that outlives this server"),
+    "a volume that is not there": Row(a_volume_that_is_not_there, 4, "durable", "there is no such directory", "ls "),
+    "a run on this disk": Row(a_run_on_this_disk, 3, "disk", "the run lies on a disk of this machine, which goes with it", "--durable "),
 }
 ANSWERS = {0: "YES", 3: "NO", 4: "CANNOT TELL"}
 
@@ -344,17 +605,32 @@ def ask(machine: Machine, capsys: pytest.CaptureFixture[str], *more: str) -> tup
     return code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+STAGEKIT = f"{sys.executable} -c 'import sys; from stagekit.cli import main; sys.exit(main())'"
+
+
+def in_a_shell(arguments: list[str]) -> tuple[int, str]:
+    """The exit code and the output of the command line that people are told to use."""
+    command = f"{STAGEKIT} teardown {shlex.join(arguments)} && echo destroyed"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert ("destroyed" in done.stdout.splitlines()) is (done.returncode == 0), done
+    return done.returncode, done.stdout.removesuffix("destroyed\n")
+
+
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_matrix(name: str, machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     row = MATRIX[name]
     row.fault(machine)
-    code = main(["teardown", *machine.arguments])
-    shown = capsys.readouterr()
+    if row.in_shell:
+        code, shown = in_a_shell(machine.arguments)
+    else:
+        code = main(["teardown", *machine.arguments])
+        shown = capsys.readouterr().out
     assert code == row.code, shown
-    lines = shown.out.splitlines()
+    lines = shown.splitlines()
     assert lines[-1].startswith(f"{ANSWERS[code]}: ")
     if row.row is not None:
-        (told,) = [number for number, line in enumerate(lines) if row.words in line][:1]
+        (told,) = [number for number, line in enumerate(lines) if row.words in line][:1] or [None]
+        assert told is not None, shown
         if row.fix:
             assert lines[told + 1].strip().startswith("fix: ")
             assert row.fix in lines[told + 1]
@@ -363,7 +639,8 @@ def test_the_matrix(name: str, machine: Machine, capsys: pytest.CaptureFixture[s
     assert records[0]["event"] == "scope"
     findings = [record for record in records if record["event"] == "finding"]
     assert records[-1] == {"event": "verdict", "answer": ANSWERS[code], "findings": len(findings)}
-    findings = [finding for finding in findings if finding["row"] != "durable"]  # the bucket lies on the root file system
+    # A bucket that stays does not lie on the root file system.
+    findings = [finding for finding in findings if (finding["row"], finding["weight"]) != ("durable", "note")]
     if row.row is None:
         assert findings == []
     else:
@@ -378,10 +655,10 @@ def test_the_scope_is_printed_first(machine: Machine, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert [*lines[:6], lines[-1]] == [
         f"watching  {machine.out}",
-        f"started   {machine.out.parent}",
+        f"started   {machine.work}",
         f"run       {machine.url}",
         f"spool     {home_directory() / 'spool'}",
-        f"durable   {machine.out.parents[1] / 'bucket'}",
+        f"durable   {machine.work.parent / 'bucket'}",
         "ignoring  *.tmp",
         "YES: nothing in this scope would be lost with this server",
     ]
@@ -391,7 +668,7 @@ def test_check_writes_nothing_here_and_in_the_bucket(machine: Machine, capsys: p
     machine.dead_child(STILL_SENDING)
 
     def everything() -> dict[str, tuple[int, int]]:
-        top = machine.out.parent
+        top = machine.work.parent
         paths = [*top.rglob("*"), *home_directory().rglob("*")]
         return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in paths}
 
@@ -414,16 +691,6 @@ def test_saves_of_a_run_that_is_not_named_count_too(machine: Machine, tmp_path: 
         run.submit(machine.out / "checkpoint-100", step=1)
     assert main(["teardown", "--check", "--run", other, "--watch", str(machine.out / "checkpoint-100")]) == 3
     assert "to be sent" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("name", "echoed"), [("clean", True), ("a new file", False), ("nothing recorded", False)])
-def test_and_then_destroying_is_safe_in_a_shell(name: str, echoed: bool, machine: Machine) -> None:
-    MATRIX[name].fault(machine)
-    program = f"{sys.executable} -c 'import sys; from stagekit.cli import main; sys.exit(main())'"
-    command = f"{program} teardown {shlex.join(machine.arguments)} && echo destroyed"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert ("destroyed" in done.stdout) is echoed
-    assert done.returncode == (0 if echoed else MATRIX[name].code)
 
 
 # ------------------------------------------------------------------------------------------------- stores that cannot be looked at
@@ -475,6 +742,16 @@ def test_a_missing_bucket_cannot_be_told(
     cannot_tell(arguments, capsys, "no-such-bucket-here")
 
 
+def train(bucket: str, config: StoreConfig) -> str:
+    """A run with one checkpoint of ``out``, in the current directory."""
+    Path("out").mkdir()
+    Path("out/model.bin").write_bytes(b"model")
+    url = f"s3://{bucket}/run"
+    with Run(url, store=config, on_event=lambda event: None) as run:
+        run.submit("out", step=1)
+    return url
+
+
 @pytest.mark.parametrize("key", ["*", "*/manifest.json", "*model.bin"])
 def test_a_store_that_forbids_looking_cannot_be_told(
     key: str,
@@ -487,14 +764,139 @@ def test_a_store_that_forbids_looking_cannot_be_told(
 ) -> None:
     config = credentials_for(moto_server)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "model.bin").write_bytes(b"model")
-    url = f"s3://{fresh_bucket(moto_server)}/run"
-    with Run(url, store=config, on_event=lambda event: None) as run:
-        run.submit(tmp_path / "out", step=1)
+    url = train(fresh_bucket(moto_server), config)
     assert main(["teardown"]) == 0
     capsys.readouterr()
     with FaultProxy(moto_server.endpoint_url) as proxy:
         proxy.fault(Status(403, "AccessDenied"), key=key)
         arguments = ["--run", url, "--endpoint-url", proxy.endpoint_url, "--profile", str(config.profile), "--watch", str(tmp_path / "out")]
         cannot_tell(arguments, capsys, "use credentials that may list and read the run")
+
+
+# --------------------------------------------------------------------------------------------------------------- rows about a bucket
+
+
+@dataclass
+class Rented:
+    """A server whose run is in a bucket of a real S3 server, reached through ``proxy``."""
+
+    server: S3Server
+    bucket: str
+    url: str
+    proxy: FaultProxy
+
+
+def rules(rented: Rented, *rules: dict[str, Any]) -> None:
+    rented.server.client().put_bucket_lifecycle_configuration(Bucket=rented.bucket, LifecycleConfiguration={"Rules": list(rules)})
+
+
+def expires(days: int, prefix: str) -> dict[str, Any]:
+    return {"ID": "scratch", "Status": "Enabled", "Filter": {"Prefix": prefix}, "Expiration": {"Days": days}}
+
+
+def all_is_well(rented: Rented) -> None:
+    pass
+
+
+def a_rule_that_expires_soon(rented: Rented) -> None:
+    rules(rented, expires(3, "run/"))
+
+
+def a_rule_that_expires_late(rented: Rented) -> None:
+    rules(rented, expires(90, ""))
+
+
+def a_rule_for_something_else(rented: Rented) -> None:
+    rules(rented, expires(1, "run-old/"), {**expires(1, ""), "Status": "Disabled"})
+
+
+def rules_that_may_not_be_read(rented: Rented) -> None:
+    rented.proxy.fault(Status(403, "AccessDenied"), where=lambda request: "lifecycle" in request.query)
+
+
+def rules_that_are_not_supported(rented: Rented) -> None:
+    rented.proxy.fault(Status(501, "NotImplemented"), where=lambda request: "lifecycle" in request.query)
+
+
+def uploads_that_may_not_be_listed(rented: Rented) -> None:
+    rented.proxy.fault(Status(403, "AccessDenied"), where=lambda request: "uploads" in request.query)
+
+
+def an_upload_that_nobody_finished(rented: Rented) -> None:
+    rented.server.client().create_multipart_upload(Bucket=rented.bucket, Key="run/checkpoints/x/files/model.bin")
+
+
+def a_clock_that_is_behind(rented: Rented) -> None:
+    rented.proxy.fault(WrongDate(630.0))
+
+
+def a_clock_that_the_store_refuses(rented: Rented) -> None:
+    rented.proxy.fault(Status(403, "RequestTimeTooSkewed"))
+
+
+def keys_that_may_write_and_not_read(rented: Rented) -> None:
+    for method in ("GET", "HEAD"):
+        rented.proxy.fault(Status(403, "AccessDenied"), method=method)
+
+
+BUCKET_ROWS: dict[str, tuple[Callable[[Rented], None], Row]] = {
+    "clean": (all_is_well, Row(nothing, 0)),
+    "a rule that expires soon": (
+        a_rule_that_expires_soon,
+        Row(nothing, 3, "expiry", "lifecycle rule 'scratch' removes step 1 in 3.0 days", "get-bucket-lifecycle-configuration --bucket"),
+    ),
+    "a rule that expires late": (a_rule_that_expires_late, Row(nothing, 0, "expiry", "removes step 1 in 90.0 days")),
+    "a rule for something else": (a_rule_for_something_else, Row(nothing, 0)),
+    "rules that may not be read": (rules_that_may_not_be_read, Row(nothing, 0, "expiry", "may not read the bucket's lifecycle rules")),
+    "rules that are not supported": (rules_that_are_not_supported, Row(nothing, 0)),
+    "uploads that may not be listed": (uploads_that_may_not_be_listed, Row(nothing, 0, "multipart", "may not list unfinished uploads")),
+    "an unfinished upload": (
+        an_upload_that_nobody_finished,
+        Row(nothing, 0, "multipart", "1 unfinished multipart upload is billed", "stagekit prune s3://"),
+    ),
+    "a clock that is behind": (
+        a_clock_that_is_behind,
+        Row(nothing, 0, "clock", "this machine's clock is 10 min ", "timedatectl set-ntp true"),
+    ),
+    "a clock that the store refuses": (
+        a_clock_that_the_store_refuses,
+        Row(nothing, 4, "bucket", "set this machine's clock", "timedatectl set-ntp true"),
+    ),
+    "keys that may write and not read": (
+        keys_that_may_write_and_not_read,
+        Row(nothing, 4, "bucket", "access denied", "use credentials that may list and read the run"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUCKET_ROWS)
+def test_the_rows_about_a_bucket(
+    name: str,
+    moto_server: S3Server,
+    fresh_bucket: Callable[[S3Server], str],
+    credentials_for: Callable[[S3Server], StoreConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fault, row = BUCKET_ROWS[name]
+    monkeypatch.chdir(tmp_path)
+    config, bucket = credentials_for(moto_server), fresh_bucket(moto_server)
+    with FaultProxy(moto_server.endpoint_url) as proxy:
+        url = train(bucket, replace(config, endpoint_url=proxy.endpoint_url))
+        fault(Rented(moto_server, bucket, url, proxy))
+        code, shown = in_a_shell([])
+        assert code == row.code, shown
+        again = main(["teardown", "--json"])
+        records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert again == code
+    findings = [record for record in records if record["event"] == "finding"]
+    if row.row is None:
+        assert findings == []
+        assert shown.splitlines()[-1].startswith("YES: ")
+        return
+    (told,) = [one for one in findings if one["row"] == row.row]
+    assert row.words in told["what"]
+    assert row.words in shown
+    assert row.fix in told["fix"]
+    assert row.fix in shown

@@ -147,6 +147,7 @@ def fake_process(proc: Path, pid: int, path: str, flags: str, name: str = "3") -
     (folder / "fd" / name).symlink_to(path)
     (folder / "fdinfo" / name).write_text(f"pos:\t0\nflags:\t{flags}\nmnt_id:\t9\n")
     (folder / "cmdline").write_bytes(b"python\0train.py\0")
+    (folder / "maps").write_text("")
     return folder
 
 
