@@ -19,6 +19,7 @@ from .parallel import each
 from .progress import Message, Subscriber, ignore
 from .shards.archive import END
 from .shards.archive import samples as parse_samples
+from .shards.grid import BlockSamples, grid_samples
 from .shards.index import Block, BlockTable, FieldTotals
 from .shards.manifest import MANIFEST, Manifest, ShardRecord, blocks_name
 from .store import Where, open_store
@@ -202,13 +203,19 @@ class Dataset:
         record = self.manifest.shards[shard]
         return Range(record.name, entry.offset, entry.size, entry.digest, url=record.url)
 
-    def parse(self, block: int, data: Data) -> list[Sample]:
-        """The samples in a block's bytes. Raises ``CorruptShard`` when they are not those that the block table promises."""
+    def parse(self, block: int, data: Data) -> BlockSamples:
+        """The samples in a block's bytes, to be taken once each.
+
+        Raises ``CorruptShard`` when they are not those that the block table promises.
+        """
         shard, number = self.place(block)
         entry = self.table(shard).blocks[number]
         name = self.shard_url(shard)
         try:
-            found = list(parse_samples(data, source=name, base=entry.offset))
+            found = grid_samples(data)
+            if found is None:
+                samples = list(parse_samples(data, source=name, base=entry.offset))
+                found = BlockSamples(len(samples), samples.__getitem__)
         except CorruptShard as error:
             raise self.damaged(block, error) from error
         if len(found) != entry.samples:

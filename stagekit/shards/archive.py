@@ -2,7 +2,7 @@
 
 ``docs/format.md`` section 3 is the specification. There are three readers for three jobs, with one grammar:
 
-- ``samples`` takes a block that was compared with its digest, and is the hot path of training,
+- ``samples`` takes a block that was compared with its digest, and is the hot path of training (with ``grid`` for many small members),
 - ``members`` takes the same and tells where everything lies,
 - ``ArchiveReader`` takes a whole archive as a stream, in constant memory, and also checks how it ends.
 
@@ -397,7 +397,7 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
     ``DuplicateKey`` when a sample has a field twice. The samples in front of the damage are yielded first; a buffer that was compared
     with its digest has none.
     """
-    data = _flat(buffer)
+    data = memoryview(buffer).cast("B")
     end = len(data)
     at = 0
     current = b""
@@ -433,7 +433,7 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
             following = stop + (at - stop & 511)
             if following > end:
                 raise corrupt(source, base + start, f"{following - start} bytes of a member and its padding", f"{end - start} bytes")
-            if following > stop and bytes(data[stop:following]) != paddings[following - stop]:
+            if following > stop and data[stop:following].tobytes() != paddings[following - stop]:
                 raise corrupt(source, base + stop, "NUL bytes up to the next record", "other bytes")
             length = head.find(0, 0, 100)
             name = head[:length] if length >= 0 else head[:100]
@@ -468,7 +468,7 @@ def samples(buffer: Data, *, source: str, base: int = 0) -> Iterator[dict[str, A
                 f"{source} holds the field {field!r} of the sample {sample['__key__']!r} twice, the second time at offset {base + at}; "
                 "publish it again with one of them"
             )
-        sample[field] = bytes(data[start:stop])
+        sample[field] = data[start:stop].tobytes()
         at = following
     if sample:
         yield sample
@@ -551,6 +551,14 @@ def _learn_tail(tail: bytes) -> int:
     if len(_tails) < _CACHE:
         _tails[tail] = extra
     return extra
+
+
+def plain_tail(tail: bytes) -> int | None:
+    """The sum of a header's bytes from the type on, when they are those of a regular file without a prefix; else ``None``."""
+    extra = _tails.get(tail)
+    if extra is None:
+        extra = _learn_tail(tail)
+    return None if extra == _NEVER else extra + sum(_TAIL)
 
 
 def _learn(cache: dict[bytes, int], field: bytes, digits: bytes, end: bytes, add: int, otherwise: int = -1) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +14,7 @@ import numpy as np
 from ..dataset import DAMAGE, Dataset, Sample
 from ..errors import CorruptShard, ShardError, UsageError
 from ..order import Epoch, Intervals, Stretch
+from ..shards.grid import BlockSamples
 from ..store.base import Data
 from ..transfer.fetch import Fetcher, Range, fetch
 from ..units import format_size
@@ -70,12 +71,28 @@ class Bad:
 
 
 class _Lane:
-    """One share on its way out: the window that is being handed out, last sample first."""
+    """One share on its way out: the window that is being handed out.
+
+    ``slots`` and ``numbers`` tell for each position that waits, the last one first, the block in ``window`` and the sample in the block.
+    A sample is made when it is taken.
+    """
 
     def __init__(self, stretches: Iterator[Stretch]) -> None:
         self.stretches = stretches
         self.opened = 0
-        self.waiting: list[Sample | None] = []
+        self.window: list[Callable[[int], Sample | None]] = []
+        self.slots: list[int] = []
+        self.numbers: list[int] = []
+
+    def take(self, count: int) -> list[Sample | None]:
+        """The next ``count`` samples, fewer at the end of the window."""
+        window, slots, numbers = self.window, self.slots[-count:], self.numbers[-count:]
+        del self.slots[-count:], self.numbers[-count:]
+        return [window[slot](number) for slot, number in zip(reversed(slots), reversed(numbers), strict=True)]
+
+
+def _skipped(_: int) -> None:
+    """What stands for every sample of a block that was skipped."""
 
 
 class Reader:
@@ -159,10 +176,8 @@ class Reader:
                 group: list[Sample | None] = []
                 for lane in self._lanes:
                     needed = self._per_lane
-                    while needed and (lane.waiting or self._open(lane)):
-                        taken = lane.waiting[-needed:]
-                        del lane.waiting[-needed:]
-                        taken.reverse()
+                    while needed and (lane.slots or self._open(lane)):
+                        taken = lane.take(needed)
                         group += taken
                         needed -= len(taken)
                 if not group or self._closed:
@@ -178,25 +193,20 @@ class Reader:
         if stretch is None:
             return False
         lane.opened = stretch.offset + len(stretch)
-        found: list[list[Sample] | None] = []
+        lane.window = []  # what is left of the last one goes before the next one comes
+        window: list[Callable[[int], Sample | None]] = []
+        slots = stretch.slots
         for number, block in enumerate(stretch.blocks.tolist()):
             samples = self._take(block, stretch.blocks[number + 1 :].tolist())
             if self._closed:
                 return False
-            found.append(samples)
-        slots, numbers = stretch.slots.tolist(), stretch.samples.tolist()
-        if None not in found:
-            whole: list[list[Sample]] = [samples for samples in found if samples is not None]
-            lane.waiting = [whole[slot][number] for slot, number in zip(slots, numbers, strict=True)]
-        else:
-            lane.waiting = [
-                None if (samples := found[slot]) is None else samples[number] for slot, number in zip(slots, numbers, strict=True)
-            ]
-            self.bad.samples += lane.waiting.count(None)
-        lane.waiting.reverse()
+            window.append(_skipped if samples is None else samples.make)
+            if samples is None:
+                self.bad.samples += int(np.count_nonzero(slots == number))
+        lane.window, lane.slots, lane.numbers = window, slots[::-1].tolist(), stretch.samples[::-1].tolist()
         return True
 
-    def _take(self, block: int, following: list[int]) -> list[Sample] | None:
+    def _take(self, block: int, following: list[int]) -> BlockSamples | None:
         """The samples of ``block``, which is the next one in the schedule; ``None`` when it was skipped or the reader was closed."""
         if self._dataset.place(block)[0] in self._damaged_tables:
             return None

@@ -18,6 +18,8 @@ def collate(samples: Sequence[Any]) -> Any:
     """
     first = samples[0]
     if isinstance(first, Mapping):
+        if len(set().union(*samples)) == len(first) and set(map(len, samples)) == {len(first)}:
+            return {name: _column([sample[name] for sample in samples]) for name in first}
         names = dict.fromkeys(name for sample in samples for name in sample)
         return {name: _column([sample.get(name) for sample in samples]) for name in names}
     if isinstance(first, tuple):
@@ -26,7 +28,7 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def _column(values: list[Any]) -> Any:
-    kinds = {type(value) for value in values}
+    kinds = set(map(type, values))
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind is not None and issubclass(kind, torch.Tensor):
         return torch.stack(values) if len({(value.shape, value.dtype) for value in values}) == 1 else values

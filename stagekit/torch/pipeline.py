@@ -30,45 +30,57 @@ def _close_running() -> None:
 
 
 class Ahead(Generic[Result]):
-    """Iterate over ``results``, made in one other thread, at most ``ahead`` before the one that was taken last.
+    """Iterate over ``results``, of which up to ``ahead`` are made in another thread while whoever takes them is busy.
 
-    For work that does not gain from more threads: what is handed over is made where it is read. The thread that makes and the one that
-    takes wake each other as seldom as they can, since every time costs a change of Python's lock. An error is raised in its place, then
-    the iteration is over. ``close()`` is ``Pipeline``'s, and calls ``stop`` to wake a thread that waits inside ``results``.
+    For work that does not gain from more threads. What is wanted and not there yet is made by the one who wants it: two threads that wait
+    for each other after every result change Python's lock all the time, which costs as much as the results do. Only behind the first one,
+    and whenever taking them was left for ``brief_s`` or longer, does the other thread make more. An error is raised in its place, then
+    the iteration is over. ``close()`` is ``Pipeline``'s, and calls ``stop`` to wake whoever waits inside ``results``.
     """
 
     def __init__(
-        self, results: Iterable[Result], *, ahead: int, stop: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        results: Iterable[Result],
+        *,
+        ahead: int,
+        stop: Callable[[], None],
+        brief_s: float = 0.001,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.waited_s = 0.0
         self.process = os.getpid()
-        self._results = results
+        self._results = iter(results)
         self._ahead = ahead
         self._stop = stop
+        self._brief_s = brief_s
         self._clock = clock
         self._made: deque[Result] = deque()
         self._error: BaseException | None = None
-        self._stopped = self._over = self._hungry = self._full = False
-        lock = threading.Lock()
-        self._filled, self._drained = threading.Condition(lock), threading.Condition(lock)
-        self._thread = threading.Thread(target=self._make, name="stagekit-read", daemon=True)
+        self._stopped = self._over = self._called = False
+        self._making = threading.Lock()  # whoever has it makes the next result
+        self._change = threading.Condition()
+        self._thread: threading.Thread | None = None
         running.add(self)
-        self._thread.start()
 
     def __iter__(self) -> Iterator[Result]:
+        left = None
         while True:
-            with self._filled:
-                if not self._made and not self._over:
-                    began = self._clock()
-                    self._hungry = True
-                    self._filled.wait_for(lambda: self._made or self._over)
-                    self.waited_s += self._clock() - began
+            began = self._clock()
+            with self._change:
+                self._called = False  # what is wanted now is made here
+                have = bool(self._made)
+            if not have:
+                with self._making:  # which the other thread has, if it is at one
+                    if not self._made:
+                        self._make()
+                self.waited_s += self._clock() - began
+            with self._change:
                 if not self._made:
                     break
                 result = self._made.popleft()
-                if self._full and 2 * len(self._made) <= self._ahead:
-                    self._full = False
-                    self._drained.notify()
+                if (left is None or began - left >= self._brief_s) and 2 * len(self._made) <= self._ahead:
+                    self._call()
+            left = self._clock()
             yield result
             del result
         if self._error is not None:
@@ -77,38 +89,60 @@ class Ahead(Generic[Result]):
     def close(self) -> None:
         """Stop, and drop what was not taken. May be called twice."""
         running.discard(self)
-        with self._drained:
+        with self._change:
             self._stopped = self._over = True
             self._made.clear()
-            self._drained.notify()
+            self._change.notify()
         self._stop()
-        if self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
+        if self._making.acquire(blocking=False):  # else the other thread is still at one, and ends by itself
+            self._making.release()
+            self._end()
+
+    def _call(self) -> None:
+        """Let the other thread make some, until there are enough or one is wanted that is not there."""
+        self._called = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="stagekit-read", daemon=True)
+            self._thread.start()
+        self._change.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._called or self._over)
+                if self._over:
+                    break
+            with self._making:
+                if self._called:
+                    self._make()
+                    with self._change:
+                        self._called = self._called and len(self._made) < self._ahead
+        if self._stopped:
+            self._end()
 
     def _make(self) -> None:
-        results = iter(self._results)
+        if self._over:
+            return
+        error = None
         try:
-            for result in results:
-                with self._drained:
-                    if len(self._made) >= self._ahead:
-                        self._full = True
-                        self._drained.wait_for(lambda: not self._full or self._stopped)
-                    if self._stopped:
-                        return
-                    self._made.append(result)
-                    if self._hungry:
-                        self._hungry = False
-                        self._filled.notify()
-                del result
-        except BaseException as error:
-            self._error = error
-        finally:
-            close = getattr(results, "close", None)
-            if close is not None:
-                close()
-            with self._filled:
-                self._over = True
-                self._filled.notify()
+            result = next(self._results)
+        except StopIteration:
+            over = True
+        except BaseException as caught:
+            over, error = True, caught
+        else:
+            over = False
+        with self._change:
+            if not over and not self._stopped:
+                self._made.append(result)
+            self._over, self._error = self._over or over, error
+
+    def _end(self) -> None:
+        close = getattr(self._results, "close", None)
+        if close is not None:
+            close()
 
 
 class _Job(Generic[Part, Result]):

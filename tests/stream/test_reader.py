@@ -325,7 +325,7 @@ def test_a_parsed_sample_does_not_depend_on_the_buffer(store: FaultStore) -> Non
     dataset = Dataset(store)
     wanted = dataset.block_range(0)
     data: Data = bytearray(store.get(wanted.key, wanted.start, wanted.length))
-    samples = dataset.parse(0, data)
+    sample = dataset.parse(0, data)[1]
     assert isinstance(data, bytearray)
     data[:] = bytes(len(data))
-    assert samples[1] == {"__key__": "000001", "txt": b"1"}
+    assert sample == {"__key__": "000001", "txt": b"1"}
