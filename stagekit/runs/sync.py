@@ -469,19 +469,30 @@ class Uploader:
     def _next(self, held: lease.Lease, entry: Entry) -> CheckpointName:
         return CheckpointName(held.generation, entry.step, entry.counter, held.owner)
 
-    def _place(self, store: Store, held: lease.Lease, entry: Entry) -> CheckpointName:
-        """Where a dead process's save goes: to the head of the run when it continues what is newest there, else beside it.
+    def _place(self, store: Store, held: lease.Lease) -> None:
+        """Name all saves of dead processes at once, and durably, before the first of them is sent.
 
-        A leftover must not become newer than what another machine has trained since, nor than a later step of its own process.
+        So the next process, should this one be killed in between, goes on as was decided here: the later ones continue the earlier ones,
+        although those come into the bucket under this process's generation.
         """
+        with self._changed:
+            entries = [job.entry for job in self._jobs if job.adopted and job.entry.name is None and job.entry.rank == 0]
         try:
-            newest = catalog.latest(store)
+            latest = catalog.latest(store)
+            newest = latest.name if latest is not None else None
         except NoValidCheckpoint:
             newest = None  # whatever is there is damaged, so that this is the best there is
-        if newest is not None and newest.name.owner != held.owner:
-            continued = newest.name.owner == entry.origin or newest.name.generation <= entry.base
-            if not continued or newest.step > entry.step:
-                taken = (generation for generation, owner in lease.owners(store) if owner == entry.origin)
+        taken: dict[str, int] | None = None
+        for entry in entries:
+            if _continues(entry, newest, held.owner):
+                entry.counter = self.next_counter()
+                name = newest = self._next(held, entry)
+            else:
+                # A leftover must not become newer than what another machine has trained since, nor than a later step of its own process.
+                if taken is None:
+                    taken = {owner: generation for generation, owner in sorted(lease.owners(store))}
+                name = CheckpointName(taken.get(entry.origin, entry.base), entry.step, entry.counter, entry.origin)
+                assert newest is not None  # else there is nothing to lie beside
                 self._on_event(
                     Message(
                         f"step {entry.step} was left by a process that ended here, and {self._url} has gone on without it to step "
@@ -489,9 +500,9 @@ class Uploader:
                         "warning",
                     )
                 )
-                return CheckpointName(max(taken, default=entry.base), entry.step, entry.counter, entry.origin)
-        entry.counter = self.next_counter()
-        return self._next(held, entry)
+            with self._changed:  # `_coalesce` may drop one meanwhile, and writes the same record
+                entry.name = name
+                self._spool.save(entry)
 
     # -------------------------------------------------------------------------------------------------------- the thread
 
@@ -583,23 +594,28 @@ class Uploader:
         if entry.name is None:
             if held is None:
                 raise CheckpointError(f"step {entry.step}: rank {entry.rank} has not joined rank 0's session, so nobody would commit it")
-            entry.name = self._place(store, held, entry) if job.adopted else self._next(held, entry)
+            if job.adopted:
+                self._place(store, held)
+            else:
+                entry.name = self._next(held, entry)
+        name = entry.name
+        assert name is not None  # both gave one
         self._spool.save(entry)
         self._on_event(Stage("checkpoint.recorded", str(entry.step)))
         if job.adopted:
-            self._abort_leftovers(store, entry.name)
+            self._abort_leftovers(store, name)
         job.sent_bytes = 0
-        self._send_files(store, job, entry.name)
+        self._send_files(store, job, name)
         self._on_event(Progress(f"sending step {entry.step}", entry.size_bytes, entry.size_bytes, finished=True))
         self._on_event(Stage("checkpoint.files-sent", str(entry.step)))
         records = [FileRecord(file.path, file.size, _known(file.sha256), file.object, file.sample) for file in entry.files]
         if held is None:
-            put_object(store, entry.name.part_key(entry.rank), PartRecord(entry.rank, tuple(records)).to_bytes())
+            put_object(store, name.part_key(entry.rank), PartRecord(entry.rank, tuple(records)).to_bytes())
             self._on_event(Stage("checkpoint.part-sent", str(entry.step)))
             self._finish(job, None)
             return
         records.extend(self._collect(store, entry))
-        self._commit(store, held, job, entry.name, records)
+        self._commit(store, held, job, name, records)
 
     def _send_files(self, store: Store, job: _Job, name: CheckpointName) -> None:
         """Small files several at once, since each is two round trips and little else; then the large ones, whose parts go at once."""
@@ -797,6 +813,13 @@ class Uploader:
             for checkpoint in plan.checkpoints:
                 if self._known is not None:
                     self._known.pop(checkpoint.name, None)
+
+
+def _continues(entry: Entry, newest: CheckpointName | None, owner: str) -> bool:
+    """Whether a dead process's save, sent by ``owner``, goes to the head of a run whose newest checkpoint is ``newest``; else beside it."""
+    if newest is None or newest.owner == owner:
+        return True
+    return (newest.owner == entry.origin or newest.generation <= entry.base) and newest.step <= entry.step
 
 
 class _Preempted(Exception):

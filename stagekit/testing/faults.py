@@ -111,6 +111,14 @@ class FaultStore(WrappedStore):
         """Keep keys that match the pattern out of ``list`` and ``children``, as a store does whose listings lag behind."""
         self._hidden.append(key)
 
+    def clear(self) -> None:
+        """Forget all rules and calls: the store is well from now on."""
+        with self._lock:
+            self.calls.clear()
+            self._rules.clear()
+            self._flips.clear()
+            self._hidden.clear()
+
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
         return self._through(Call("put", key, length=len(data)), lambda: self.inner.put(key, data, if_absent=if_absent))
 

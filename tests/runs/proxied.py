@@ -50,7 +50,7 @@ class Proxied:
         }
 
     def train(self, options: dict[str, Any]) -> int:
-        """One start of the trainer, then the oracle. Returns the exit code, which agrees with what bucket and disk hold."""
+        """One start of the trainer, then the oracle. Returns the exit code, which agrees with what is in the bucket."""
         home = self.directory / "home"
         process = start(options, home)
         _, said = process.communicate(timeout=120)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from stagekit.config import StoreConfig
 from stagekit.runs.spool import pending
 from stagekit.testing.kill import KILLED
+from stagekit.testing.proxy import Drop, Status
 
-from ..rigs.servers import S3Server
+from .proxied import Proxied
 from .trainer import oracle, start
 
 STAGES = [
@@ -91,34 +91,47 @@ def test_killed_at_a_request(options: Options, tmp_path: Path, operation: str, k
     finish(chosen, tmp_path)
 
 
-def kill_at_random(options: dict[str, Any], tmp_path: Path, *, rounds: int, longest_s: float, seed: int) -> set[int | None]:
-    """Start, kill -9, look; now and then on a new disk. Returns the steps that were found."""
+def kill_at_random(options: dict[str, Any], tmp_path: Path, *, rounds: int, seed: int) -> set[int | None]:
+    """Start, kill -9, look; now and then on a new disk. Returns the steps that were found.
+
+    The moment is a random one: so many stages further, and then anywhere behind that. How fast the machine is makes no difference.
+    """
     chance = random.Random(seed)
+    stages = tmp_path / "stages"
     found: set[int | None] = set()
     for number in range(rounds):
-        home = tmp_path / f"home-{number // 8}"
-        process = start(options, home)
-        time.sleep(chance.uniform(0.15, longest_s))  # a real moment of a real process: there is no clock to pass in
+        stages.write_bytes(b"")
+        process = start({**options, "stages": str(stages)}, tmp_path / f"home-{number // 8}")
+        wanted = chance.choice((0, chance.randrange(20), chance.randrange(60)))
+        while stages.read_bytes().count(b"\n") < wanted:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.001)  # a real process comes on in its own time
+        time.sleep(chance.uniform(0, 0.02 if wanted else 0.7))
         process.kill()
         process.communicate()
         found.add(oracle(options, tmp_path / "new"))
     return found
 
 
+ROUNDS = 36
+ROUNDS_EACH = 8
+"""Rounds on a directory, and on each of three servers behind the proxy."""
+
+
 @pytest.mark.timeout(600)
-def test_fifty_kills_at_random(options: Options, tmp_path: Path) -> None:
+def test_kills_at_random(options: Options, tmp_path: Path) -> None:
     chosen = options(steps=100_000, keep_last=3)
-    found = kill_at_random(chosen, tmp_path, rounds=50, longest_s=1.2, seed=1)
-    assert len(found) > 10, "the training came on between the kills"
+    found = kill_at_random(chosen, tmp_path, rounds=ROUNDS, seed=1)
+    assert len(found) > 6, "the training came on between the kills"
     assert (tmp_path / "bucket" / "other-run" / "keep.txt").read_bytes() == b"not this run's"
 
 
 @pytest.mark.timeout(600)
-def test_kills_at_random_on_a_real_server(
-    options: Options, tmp_path: Path, moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig]
-) -> None:
-    config = credentials_for(moto_server)
-    chosen = options(run=f"s3://{moto_server.create_bucket()}/run", store={"endpoint_url": config.endpoint_url, "profile": config.profile})
-    chosen["steps"] = 100_000
-    found = kill_at_random(chosen, tmp_path, rounds=12, longest_s=3.0, seed=2)
+def test_kills_at_random_on_a_server_that_fails_now_and_then(proxied: Proxied, tmp_path: Path) -> None:
+    chance = random.Random(proxied.server.name)
+    for fault in (Status(500), Drop(), Drop(after_request=True)):
+        proxied.proxy.fault(fault, where=lambda _: chance.random() < 0.02)
+    chosen = proxied.options(100_000)
+    found = kill_at_random(chosen, tmp_path, rounds=ROUNDS_EACH, seed=2)
     assert len(found) > 2, "the training came on between the kills"
+    proxied.look(chosen)

@@ -43,6 +43,12 @@ def stuck(run: Run) -> None:
         assert uploader._changed.wait_for(uploader._is_stuck, 20)
 
 
+def die(run: Run) -> None:
+    """As dead as a run can be in this process: made with ``drain_s=0``, it leaves what is pending to the next one."""
+    with pytest.raises(UploadFailed):
+        run.close()
+
+
 def steps(store: FaultStore) -> list[int]:
     return [one.step for one in catalog.read_all(store).checkpoints]
 
@@ -460,6 +466,26 @@ def test_what_a_replaced_machine_left_is_kept_beside_what_was_trained_since(
     save(later, tmp_path, 12)
     later.drain()
     assert catalog.attempts(store)[0].step == 12
+
+
+def test_what_a_process_left_stays_in_order_when_the_next_one_is_killed_between_its_saves(
+    store: FaultStore, make_run: Make, tmp_path: Path
+) -> None:
+    store.fail("put", Unreachable("no network"), times=None)
+    first = make_run(drain_s=0)
+    for step in (1, 2):
+        save(first, tmp_path, step)
+    die(first)
+    store.clear()
+    store.act("put", lambda _: store.fail("*", Unreachable("no network"), times=None), "commits/*", after=True)
+    second = make_run(drain_s=0)
+    with pytest.raises(UploadFailed):
+        second.drain(1.0)
+    die(second)
+    store.clear()
+    third = make_run()
+    third.drain()
+    assert steps(store) == [2, 1], "step 1 came under the second process's generation, and step 2 was trained behind it"
 
 
 def test_an_older_save_of_a_dead_process_does_not_pass_over_its_own_later_one(store: FaultStore, make_run: Make, tmp_path: Path) -> None:

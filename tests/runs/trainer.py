@@ -2,7 +2,8 @@
 
     python -m tests.runs.trainer '{"run": URL, "journal": FILE, "steps": N, …}'
 
-It drains what a dead process left, restores, and saves step after step. What it was told to be verified it notes in its journal.
+It drains what a dead process left, restores, and saves step after step. What it was told to be verified it notes in its journal, and every
+stage that was passed in ``stages``, if given.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ def main() -> None:
     options: dict[str, Any] = json.loads(sys.argv[1])
     journal = os.open(options["journal"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
+    stages = os.open(options.get("stages", os.devnull), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
     def note(event: Event) -> None:
+        if isinstance(event, Stage):
+            os.write(stages, f"{event.name}\n".encode())
         if isinstance(event, Stage) and event.name == "checkpoint.verified":
             os.write(journal, f"{event.subject}\n".encode())
         if isinstance(event, Message):
