@@ -7,7 +7,7 @@ means a new run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -35,12 +35,6 @@ def attempts(store: Store) -> list[CheckpointName]:
     return sorted(listed | ({noted} if noted is not None else set()), reverse=True)
 
 
-def refuse_vanished(store: Store, name: CheckpointName) -> None:
-    """Nothing when the attempt ``name``, which has no manifest, was never committed. Raises ``DamagedCheckpoint`` when it was."""
-    if name == commits.newest(store, [name]):
-        raise DamagedCheckpoint(f"step {name.step}: it was committed, and {store.location / name.manifest_key} is missing")
-
-
 def read(store: Store, name: CheckpointName) -> Checkpoint:
     """The checkpoint called ``name``. Raises ``NotFound`` when it was never committed, ``ManifestError`` when its manifest is damaged."""
     where = str(store.location / name.manifest_key)
@@ -48,6 +42,21 @@ def read(store: Store, name: CheckpointName) -> Checkpoint:
     if manifest.name != name:
         raise ManifestError(f"{where} is the manifest of {manifest.name}; it was moved or copied to a wrong place")
     return Checkpoint(manifest, str(store.location / str(name.folder)))
+
+
+def read_committed(store: Store, name: CheckpointName) -> Checkpoint:
+    """As ``read``, for a name whose commit may be going on: raises ``NotFound`` only when it was never committed, and
+    ``DamagedCheckpoint`` when a commit is noted and its manifest is gone."""
+    try:
+        return read(store, name)
+    except NotFound:
+        if name != commits.newest(store, [name]):
+            raise
+    # The manifest is written before the note of it, so what was committed between the two looks is there by now.
+    try:
+        return read(store, name)
+    except NotFound:
+        raise DamagedCheckpoint(f"step {name.step}: it was committed, and {store.location / name.manifest_key} is missing") from None
 
 
 def read_all(store: Store, *, known: Mapping[CheckpointName, Checkpoint] = MappingProxyType({})) -> Catalog:
@@ -83,24 +92,42 @@ def latest(store: Store, *, on_event: Subscriber = ignore) -> Checkpoint | None:
 
     A damaged one is told to ``on_event`` and passed over. Raises ``NoValidCheckpoint`` when there are checkpoints and all are damaged.
     """
-    rejected: ManifestError | DamagedCheckpoint | None = None
-    for name in attempts(store):
-        try:
-            checkpoint = read(store, name)
-            confirm(store, checkpoint)
-            return checkpoint
-        except NotFound:
-            try:
-                refuse_vanished(store, name)
-                continue  # an attempt that was never committed
-            except DamagedCheckpoint as error:
-                rejected = error
-        except (ManifestError, DamagedCheckpoint) as error:
-            rejected = error
-        on_event(Message(f"{rejected}; this checkpoint is passed over, the next older one is looked at", "warning"))
-    if rejected is not None:
+
+    def reject(error: Exception) -> None:
+        on_event(Message(f"{error}; this checkpoint is passed over, the next older one is looked at", "warning"))
+
+    checkpoint, rejected = first_whole(store, lambda: attempts(store), lambda checkpoint: confirm(store, checkpoint), reject)
+    if checkpoint is None and rejected is not None:
         raise NoValidCheckpoint(f"{store.location} has checkpoints and none of them is whole; the last one looked at: {rejected}")
-    return None
+    return checkpoint
+
+
+def first_whole(
+    store: Store, names: Callable[[], list[CheckpointName]], take: Callable[[Checkpoint], None], reject: Callable[[Exception], None]
+) -> tuple[Checkpoint | None, Exception | None]:
+    """The first checkpoint of ``names()`` that ``take`` accepts, or ``None`` and the last reason why one was not accepted.
+
+    ``take`` raises ``DamagedCheckpoint`` or ``ManifestError``, which ``reject`` is told. While this looks, another machine may commit a
+    checkpoint and remove those listed before; so when all were in vain and a commit is noted that was not looked at, it looks again:
+    ``(None, None)`` means that nothing was ever committed.
+    """
+    rejected: dict[CheckpointName, Exception] = {}
+    while True:
+        found = [name for name in names() if name not in rejected]
+        for name in found:
+            try:
+                checkpoint = read_committed(store, name)
+                take(checkpoint)
+            except NotFound:
+                continue  # an attempt that was never committed, or one that was removed
+            except (ManifestError, DamagedCheckpoint) as error:
+                rejected[name] = error
+                reject(error)
+            else:
+                return checkpoint, None
+        noted = commits.newest(store, found)
+        if noted is None or noted in rejected or noted not in names():
+            return None, next(reversed(rejected.values()), None)
 
 
 def candidates(store: Store, selector: Selector, *, best: tuple[str, str] | None = None) -> list[CheckpointName]:

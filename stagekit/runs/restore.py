@@ -13,7 +13,6 @@ from ..errors import (
     Conflict,
     DamagedCheckpoint,
     InvalidReply,
-    ManifestError,
     NotFound,
     NoValidCheckpoint,
     OutOfSpace,
@@ -49,22 +48,20 @@ def restore(
     errors when it cannot be told what there is. After any of them ``directory`` is as it was.
     """
     refuse_target(directory)
-    rejected: Exception | None = None
-    for name in catalog.candidates(store, selector, best=best):
-        try:
-            try:
-                checkpoint = catalog.read(store, name)
-            except NotFound:
-                catalog.refuse_vanished(store, name)
-                continue  # an attempt that was never committed
-            restore_checkpoint(store, checkpoint, directory, threads=threads, on_event=on_event)
-        except (ManifestError, DamagedCheckpoint) as error:
-            if strict:
-                raise
-            rejected = error
-            on_event(Message(f"{error}; this checkpoint is rejected, the next older one is taken", "warning"))
-        else:
-            return checkpoint
+
+    def reject(error: Exception) -> None:
+        if strict:
+            raise error
+        on_event(Message(f"{error}; this checkpoint is rejected, the next older one is taken", "warning"))
+
+    checkpoint, rejected = catalog.first_whole(
+        store,
+        lambda: catalog.candidates(store, selector, best=best),
+        lambda checkpoint: restore_checkpoint(store, checkpoint, directory, threads=threads, on_event=on_event),
+        reject,
+    )
+    if checkpoint is not None:
+        return checkpoint
     if rejected is not None:
         raise NoValidCheckpoint(
             f"{store.location} has checkpoints and none of those asked for ({selector}) is whole; the last one looked at: {rejected}"

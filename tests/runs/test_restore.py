@@ -30,7 +30,7 @@ from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 
 from ..made import make_checkpoint
-from .conftest import Events, NoConditions, fill
+from .conftest import Events, Gate, NoConditions, fill
 
 Make = Callable[..., Run]
 OTHER = CheckpointName(1, 200, 200, "1a2b3c4d")
@@ -147,6 +147,42 @@ def test_a_newest_commit_that_has_vanished_is_told_and_not_passed_over_in_silenc
     with pytest.raises(DamagedCheckpoint, match=r"step 2: it was committed, and .*manifest\.json is missing"):
         make_run().restore(tmp_path / "strict", strict=True)
     assert make_run().latest() == found
+
+
+def test_a_commit_between_two_looks_of_a_reader_has_not_vanished(make_run: Make, events: Events, tmp_path: Path) -> None:
+    inner = MemoryStore(f"memory://{uuid.uuid4().hex}/run")
+    writer, reader, gate = FaultStore(inner), FaultStore(inner), Gate()
+    writer.act("put", gate, "*/manifest.json")
+    run = make_run(writer)
+    run.submit(fill(tmp_path / "out"), step=1)
+    assert gate.reached.wait(60)
+
+    def commit(_call: object) -> None:
+        gate.opened.set()
+        run.drain()
+
+    reader.act("list", commit, "owners/*", skip=1)  # the manifest was not there; now the reader asks whether a commit is noted
+    newest = make_run(reader, spool_dir=tmp_path / "reader").latest()
+    assert newest is not None
+    assert newest.step == 1
+    assert events.texts("warning") == []
+
+
+def test_what_is_removed_while_a_reader_looks_gives_way_to_what_replaced_it(make_run: Make, tmp_path: Path) -> None:
+    inner = MemoryStore(f"memory://{uuid.uuid4().hex}/run")
+    reader, run = FaultStore(inner), make_run(inner, keep_last=1)
+    run.submit(fill(tmp_path / "out-1"), step=1)
+    run.drain()
+
+    def replace(_call: object) -> None:
+        run.submit(fill(tmp_path / "out-2"), step=2)
+        run.drain()
+        assert [name.step for name in catalog.attempts(inner)] == [2]
+
+    reader.act("get", replace, "*/manifest.json")
+    newest = make_run(reader, spool_dir=tmp_path / "reader").latest()
+    assert newest is not None
+    assert newest.step == 2
 
 
 def test_one_bad_body_is_fetched_again(store: FaultStore, three: list[CheckpointName], events: Events, tmp_path: Path) -> None:
