@@ -185,10 +185,10 @@ class Entry:
 class Spool:
     """The pending saves of this process in one directory. Making it touches nothing; the first pin makes the directory."""
 
-    def __init__(self, directory: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, directory: Path, *, sleep: Callable[[float], None] = time.sleep, now_ns: Callable[[], int] = time.time_ns) -> None:
         self.directory = directory
         self.session = uuid.uuid4().hex[:8]
-        self._sleep = sleep
+        self._sleep, self._now_ns = sleep, now_ns
         self._count = 0
         self._lock = threading.Lock()
         self._session_file: int | None = None
@@ -272,7 +272,7 @@ class Spool:
                     raise
             else:
                 # A write in the same tick as the last one would leave the time as it is, and so would not be noticed.
-                while abs(time.time_ns() - target.stat().st_mtime_ns) < _TICK_NS:
+                while abs(self._now_ns() - target.stat().st_mtime_ns) < _TICK_NS:
                     self._sleep(_TICK_NS / 1e9)
                 return
         shutil.copyfile(source, target)

@@ -81,19 +81,22 @@ def test_a_rewrite_in_place_is_noticed_and_the_file_is_copied_from_then_on(tmp_p
     assert second.file_path(second.files[0]).stat().st_nlink == 1
 
 
-def test_a_rewrite_in_the_same_tick_as_the_last_write_is_noticed(tmp_path: Path, spool: Spool) -> None:
-    spool._reflinks = False
+def test_a_pin_does_not_end_in_the_tick_of_the_last_write(tmp_path: Path) -> None:
     source = fill(tmp_path / "out", BIG)
+    now_ns = (source / "model.bin").stat().st_mtime_ns + 1
     waits: list[float] = []
-    real_sleep = spool._sleep
-    spool._sleep = lambda seconds: (waits.append(seconds), real_sleep(seconds))[0]
-    (source / "model.bin").write_bytes(BIG)
-    pinned = spool.pin(source, entry())
-    assert waits, "the pin must not end in the tick of the last write"
-    with (source / "model.bin").open("r+b") as file:
-        file.write(b"x")
-    with pytest.raises(SourceError):
-        pinned.check(pinned.files[0])
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_ns
+        waits.append(seconds)
+        now_ns += int(seconds * 1e9)
+
+    spool = Spool(tmp_path / "spool", sleep=sleep, now_ns=lambda: now_ns)
+    spool._reflinks = False
+    spool.pin(source, entry())
+    assert len(waits) == 1, "a later write in that tick would leave the file's time as it is"
+    spool.pin(source, entry(2))
+    assert len(waits) == 1, "the tick is over"
 
 
 def test_an_inode_number_that_went_to_a_new_file_is_linked_again(tmp_path: Path, spool: Spool) -> None:
