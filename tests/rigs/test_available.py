@@ -64,6 +64,12 @@ def test_quick_says_what_it_leaves_out(tmp_path: Path) -> None:
     assert "1 passed, 2 deselected" in printed.splitlines()[-1]
 
 
+def test_also_several_processes_tell_what_was_left_out_once(tmp_path: Path) -> None:
+    printed = run(tmp_path, "--quick", "-n", "2")
+    assert printed.count("LEFT OUT: 1 tests that need 'nginx'. You asked for --quick.") == 1
+    assert "1 passed" in printed.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("root", "ci", "runs"), [(True, "", True), (True, "true", True), (False, "true", True), (False, "1", True), (False, "", False)]
 )
