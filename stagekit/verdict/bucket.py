@@ -26,6 +26,7 @@ from ..runs.layout import CHECKPOINTS, RUN_JSON, SUPERSEDED, Checkpoint, Checkpo
 from ..store.base import ObjectInfo, Store
 from ..store.extras import clock_skew_s, expiry_rules
 from ..units import format_count, format_duration
+from ..wrapping.logs import LOGS, manifests
 from .expiry import SOON_S, first_expiry
 from .findings import Finding
 
@@ -120,6 +121,7 @@ def _look(store: Store, state: RunState, clock: Callable[[], float], deep: bool,
     if not committed:
         state.findings.append(Finding("note", "run", "the run has no checkpoint yet", state.url))
     _superseded(store, state)
+    _logs(store, state)
     _open_uploads(store, state, clock())
     _lease(store, state, clock())
     if newest is not None:
@@ -193,6 +195,15 @@ def _superseded(store: Store, state: RunState) -> None:
     for record in each(read, keys, threads=_THREADS):
         if record is not None:
             state.dropped.update((size, sha256) for _, size, sha256 in record.files)
+
+
+def _logs(store: Store, state: RunState) -> None:
+    """What ``stagekit run`` sent besides checkpoints is safe, too, where every piece of it is there with its size."""
+    listed = {info.key: info.size for info in store.list(LOGS)}
+    for _, found in manifests(store):
+        for file in found:
+            if all(listed.get(key) == size for key, size in file.objects):
+                state.held.setdefault((file.bytes, file.sha256), 0)
 
 
 def _open_uploads(store: Store, state: RunState, now_s: float) -> None:

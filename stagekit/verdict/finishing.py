@@ -10,6 +10,8 @@ from ..errors import StagekitError, UploadFailed
 from ..progress import Message, Subscriber
 from ..runs import Run, ending, spool
 from ..runs.spool import Entry
+from ..wrapping.finish import finish_left
+from ..wrapping.note import Note
 from .scope import Target
 
 STALL_S = 60.0
@@ -26,6 +28,14 @@ def finish_own(run: Run, on_event: Subscriber, *, clock: Callable[[], float] = t
         _drain(run, clock)
     except StagekitError as error:
         on_event(Message(str(error), "warning"))
+
+
+def finish_wrapped(note: Note, target: Target, on_event: Subscriber) -> None:
+    """Look once more where a ``stagekit run`` that is gone was watching, and send what it left. Never raises for a store that refuses."""
+    run = Run(target.where, store=target.store, spool_dir=note.spool, rank=0, world_size=1, drain_s=STALL_S, on_event=on_event)
+    finish_left(note, run, on_event=on_event)
+    with suppress(StagekitError):
+        run.close()
 
 
 def finish(target: Target, entries: Sequence[Entry], on_event: Subscriber, *, clock: Callable[[], float] = time.monotonic) -> None:

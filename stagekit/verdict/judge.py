@@ -20,11 +20,12 @@ from ..runs import catalog, spool
 from ..runs.heartbeat import last_heartbeat
 from ..runs.spool import Entry
 from ..store import Where
-from . import files, git, origins, processes, publications, steps, trackers, uploads
+from ..wrapping.note import Note
+from . import files, git, origins, processes, publications, steps, trackers, uploads, wrapped
 from .bucket import RunState, look_at_run, unseen
 from .durable import Durable
 from .findings import Finding, Verdict, decide
-from .finishing import finish, finish_own, own_runs
+from .finishing import finish, finish_own, finish_wrapped, own_runs
 from .scope import Judged, Target, find_scope, open_briefly
 
 _AT_ONCE = 32  # stores that do not answer are waited for together
@@ -79,9 +80,13 @@ def judge(
     spools = [Path(path) for path in judged.scope.spools]
     entries, broken = uploads.pending(spools)
     states: dict[str, RunState] = {}
+    running, unread = wrapped.noted(judged.home)
     if not check:
         states = _finish(judged.targets, entries, on_event)
+        _finish_wrapped(judged.targets, running, states, on_event)
         entries, broken = uploads.pending(spools)
+        running, unread = wrapped.noted(judged.home)
+    findings.extend([*unread, *wrapped.judge(running)])
     findings.extend(durable.excuse(finding, finding.subject) for finding in broken)
     for entry, finding in zip(entries, uploads.judge(entries, clock), strict=True):
         findings.append(durable.excuse(finding, entry.directory))
@@ -125,6 +130,19 @@ def _finish(targets: Iterable[Target], entries: list[Entry], on_event: Subscribe
         if url in left:
             finish(to_send[url], left[url], on_event)
     return states
+
+
+def _finish_wrapped(targets: Iterable[Target], running: Iterable[Note], states: dict[str, RunState], on_event: Subscriber) -> None:
+    """Finish each ``stagekit run`` that was killed, unless its run is known to be out of reach: then that is noted in ``states``."""
+    by_url = {target.url: target for target in targets}
+    for note in running:
+        target = by_url.get(note.url) or Target(note.url, note.url, note.store)
+        if note.url in states or not note.is_over():
+            continue
+        if (error := _reach(target)) is not None:
+            states[note.url] = unseen(note.url, error)
+        else:
+            finish_wrapped(note, target, on_event)
 
 
 def _reach(target: Target) -> StagekitError | None:
@@ -174,7 +192,7 @@ def _elsewhere(judged: Judged, states: dict[str, RunState]) -> list[Finding]:
 def _on_this_machine(target: Target, durable: Durable) -> list[Finding]:
     """A run in a directory of this machine's own disk: what was saved there goes with the server."""
     location = Location.parse(target.url)
-    if not location.is_directory or durable.holds(location.local_path):
+    if not location.is_directory or durable.holds(location.local_path) or not Path(location.local_path).exists():
         return []
     mount = judge_mount(location.local_path)
     if mount.kind != "fine":

@@ -10,7 +10,8 @@ from pathlib import Path
 from .caches import is_cache
 from .findings import Finding
 
-_DEPTH, _ENTRIES = 4, 20_000
+_DEPTH = 4
+MOST_ENTRIES = 20_000
 _EVENTS = ".tfevents."
 
 
@@ -62,7 +63,7 @@ def look(directory: Path) -> tuple[list[Path], list[Path], bool]:
         except OSError:
             continue  # what may not be read is not what this user's training wrote
         seen += len(entries)
-        if seen > _ENTRIES:
+        if seen > MOST_ENTRIES:
             return wandb, events, False
         names = [entry.name for entry in entries]
         if is_cache(folder, names):

@@ -28,9 +28,11 @@ def loop(run: str, data: str) -> None:
 
 
 def transformers(run: str, _: str) -> None:
+    from transformers import Trainer
+
     from stagekit.hooks.transformers import StagekitCallback
 
-    from ..hooks.hf import Lines, Trainer, arguments, tiny
+    from ..hooks.hf import Lines, arguments, tiny
 
     callback = StagekitCallback(run)
     trainer = Trainer(tiny(), arguments(OUT, save_total_limit=1, num_train_epochs=2), train_dataset=Lines(), callbacks=[callback])

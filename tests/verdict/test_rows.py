@@ -1,0 +1,197 @@
+"""The pure parts of the rows, and those that no fault of a whole machine reaches."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from stagekit.processes import Process
+from stagekit.runs.heartbeat import Heartbeat
+from stagekit.store.base import ObjectInfo
+from stagekit.store.extras import ExpiryRule
+from stagekit.store.memory import MemoryStore
+from stagekit.verdict import processes, steps, trackers
+from stagekit.verdict.bucket import RunState, look_at_run
+from stagekit.verdict.caches import is_cache
+from stagekit.verdict.durable import Durable
+from stagekit.verdict.expiry import first_expiry
+from stagekit.verdict.findings import Finding
+from stagekit.verdict.origins import HubAnswer, ask_hub, judge_base_model
+
+from ..made import make_checkpoint, make_run
+
+DAY = 86_400.0
+
+
+# --------------------------------------------------------------------------------------------------------------------------- expiry
+
+
+@pytest.mark.parametrize(
+    ("rule", "at_s"),
+    [
+        (ExpiryRule("r", "", days=3), 4 * DAY),
+        (ExpiryRule("r", "runs/", days=3), 4 * DAY),
+        (ExpiryRule("r", "runs/first/checkpoints/b", days=3), 5 * DAY),
+        (ExpiryRule("r", "runs/second/", days=3), None),
+        (ExpiryRule("r", "", at_s=9 * DAY), 9 * DAY),
+        (ExpiryRule("r", "", days=1, above=50), 3 * DAY),
+        (ExpiryRule("r", "", days=1, below=50), 2 * DAY),
+    ],
+)
+def test_what_a_rule_removes_first(rule: ExpiryRule, at_s: float | None) -> None:
+    objects = [ObjectInfo("checkpoints/a", 10, None, DAY), ObjectInfo("checkpoints/b", 100, None, 2 * DAY)]
+    found = first_expiry(objects, "runs/first/", [rule])
+    assert (found.at_s if found else None) == at_s
+
+
+# ---------------------------------------------------------------------------------------------------------------------------- steps
+
+
+def state(url: str, step: int) -> RunState:
+    make_run(MemoryStore(url))
+    make_checkpoint(MemoryStore(url), step, {"a": b"a"})
+    return look_at_run(MemoryStore(url), lambda: 1_700_001_000.0)
+
+
+@pytest.mark.parametrize(
+    ("process", "weight"),
+    [
+        (Process.current(), "NO"),
+        (Process("another-server", "boot", "pid:[1]", 5, "1"), "note"),
+        (Process("container", Process.current().boot_id, "pid:[1]", 5, "1"), "CANNOT TELL"),
+    ],
+)
+def test_what_was_trained_and_not_saved_counts_while_somebody_may_still_save_it(process: Process, weight: str) -> None:
+    url = f"memory://steps-{weight.replace(' ', '-')}/run"
+    beat = Heartbeat(url, 1300, 1_700_000_200.0 + 14 * 60, process)
+    (finding,) = steps.judge({url: state(url, 100)}, [], [beat])
+    assert finding.weight == weight
+    assert "step 100 is the newest that is safe: you lose 1,200 steps, 14 min" in finding.what
+    assert steps.judge({url: state(url, 1300)}, [], [beat]) == []
+
+
+# --------------------------------------------------------------------------------------------------------------------------- caches
+
+
+def test_caches_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+    assert is_cache(tmp_path / "env", ["bin", "pyvenv.cfg"])
+    assert is_cache(tmp_path / "miniconda3", ["bin", "conda-meta"])
+    assert is_cache(tmp_path / "models--org--tiny", ["blobs", "refs", "snapshots"])
+    assert is_cache(tmp_path / "pip", ["http-v2", "selfcheck"])
+    assert not is_cache(tmp_path / "models--mine", ["model.bin"])
+    assert not is_cache(tmp_path / "wheels", ["wheels"])
+    (tmp_path / "CACHEDIR.TAG").write_text("mine")
+    assert not is_cache(tmp_path, ["CACHEDIR.TAG"])
+    (tmp_path / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55\n# made by uv")
+    assert is_cache(tmp_path, ["CACHEDIR.TAG"])
+
+
+def test_trackers_are_searched_a_few_levels_deep_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    near = tmp_path / "a" / "b" / "c" / "d"
+    near.mkdir(parents=True)
+    (near / "events.out.tfevents.1").write_bytes(b"1")
+    (near / "e").mkdir()
+    (near / "e" / "events.out.tfevents.2").write_bytes(b"2")
+    assert trackers.look(tmp_path) == ([], [near / "events.out.tfevents.1"], True)
+    monkeypatch.setattr(trackers, "MOST_ENTRIES", 20)
+    (tmp_path / "many").mkdir()
+    for number in range(20):
+        (tmp_path / "many" / str(number)).touch()
+    assert trackers.look(tmp_path)[2] is False
+
+
+# -------------------------------------------------------------------------------------------------------------------------- durable
+
+
+def test_what_lies_on_a_volume_that_stays_is_a_note_by_where_its_links_lead(tmp_path: Path) -> None:
+    volume = tmp_path / "workspace"
+    volume.mkdir()
+    (tmp_path / "link").symlink_to(volume)
+    durable = Durable([volume])
+    finding = Finding("NO", "file", "1 file is in no verified checkpoint", "x", fix="copy it away")
+    for place in (volume, volume / "a", tmp_path / "link" / "a"):
+        assert durable.excuse(finding, place).weight == "note"
+        assert durable.excuse(finding, place).fix == ""
+    assert durable.excuse(finding, tmp_path / "workspace-2") == finding
+
+
+# ------------------------------------------------------------------------------------------------------------------------ processes
+
+
+def test_a_file_that_is_mapped_for_writing_counts_after_it_was_closed(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "out"
+    (proc / "4194301" / "fd").mkdir(parents=True)
+    (proc / "self").mkdir()
+    root.mkdir()
+    (proc / "4194301" / "cmdline").write_bytes(b"python\0train.py\0")
+    maps = proc / "4194301" / "maps"
+    for line in (
+        f"7f00-7f01 rw-p 00000000 08:01 12 {root}/private",
+        f"7f00-7f01 r--s 00000000 08:01 12 {root}/read",
+        f"7f00-7f01 rw-s 00000000 08:01 12 {root}/gone (deleted)",
+        f"7f00-7f01 rw-s 00000000 08:01 12 {root}-other/array.npy",
+        "7f00-7f01 rw-s 00000000 00:01 12 /dev/shm/x",
+    ):
+        maps.write_text(line + "\n")
+        assert processes.judge([root], proc=proc) == []
+    maps.write_text(f"7f00-7f01 rw-s 00000000 08:01 12     {root}/an array.npy\n")
+    (finding,) = processes.judge([root], proc=proc)
+    assert finding.what == f"process 4194301 (python train.py) has {root}/an array.npy open for writing"
+
+
+# -------------------------------------------------------------------------------------------------------------------------- the Hub
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A Hub that has one model with one commit."""
+
+    def do_GET(self) -> None:
+        there = self.path.startswith("/api/models/org/tiny/revision/abc")
+        body = json.dumps({"id": "org/tiny", "sha": "abc"} if there else {"error": "Repository not found"}).encode()
+        self.send_response(200 if there else 404)
+        if not there:
+            self.send_header("X-Error-Code", "RevisionNotFound" if "org/tiny" in self.path else "RepoNotFound")
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        yield
+        server.shutdown()
+
+
+def test_the_hub_is_asked_for_the_revision(hub: None) -> None:
+    assert ask_hub("org/tiny", "abc") == "there"
+    assert ask_hub("org/tiny", "def") == "missing"
+    assert ask_hub("org/gone", "abc") == "missing"
+
+
+def test_a_hub_that_does_not_answer_was_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert ask_hub("org/tiny", "abc") == "unasked"
+
+
+@pytest.mark.parametrize(("answer", "weights"), [("there", []), ("missing", ["CANNOT TELL"]), ("unasked", ["note"])])
+def test_a_base_model_of_the_hub(answer: HubAnswer, weights: list[str]) -> None:
+    url = f"memory://base-{answer}/run"
+    make_run(MemoryStore(url))
+    make_checkpoint(MemoryStore(url), 1, {"a": b"a"}, identity={"base_model": "org/tiny@abc"})
+    state = look_at_run(MemoryStore(url), lambda: 1_700_001_000.0)
+    found = judge_base_model(state, lambda name: False, lambda name, revision: answer)
+    assert [one.weight for one in found] == weights
+    assert all("the base model org/tiny@abc" in one.what for one in found)
+    assert judge_base_model(state, lambda name: name == "org/tiny", lambda name, revision: answer) == []
