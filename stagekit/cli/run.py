@@ -25,7 +25,6 @@ _EXITS = {"stalled": Exit.STALLED, "overtime": Exit.OVERTIME}
     "--watch",
     multiple=True,
     required=True,
-    type=click.Path(path_type=Path),
     metavar="DIR",
     help="A directory that the command saves into. Repeatable.",
 )
@@ -87,7 +86,7 @@ _EXITS = {"stalled": Exit.STALLED, "overtime": Exit.OVERTIME}
 def command(
     context: click.Context,
     to: str,
-    watch: tuple[Path, ...],
+    watch: tuple[str, ...],
     patterns: tuple[str, ...],
     quiet_s: float,
     resume: Literal["auto", "never", "must"],

@@ -445,12 +445,7 @@ class Uploader:
                     "warning",
                 )
             )
-        record = RunRecord(self._settings.clock(), _version()).to_bytes()
-        try:
-            store.head(RUN_JSON)
-        except NotFound:
-            with suppress(Conflict):
-                put_object(store, RUN_JSON, record, if_absent=store.conditional_create())
+        create(store, self._settings.clock)
         self._on_event(Stage("checkpoint.leased", str(taken.generation)))
         return taken
 
@@ -820,6 +815,15 @@ def _continues(entry: Entry, newest: CheckpointName | None, owner: str) -> bool:
     if newest is None or newest.owner == owner:
         return True
     return (newest.owner == entry.origin or newest.generation <= entry.base) and newest.step <= entry.step
+
+
+def create(store: Store, clock: Callable[[], float] = time.time) -> None:
+    """Say that there is a run at ``store``, once and for all."""
+    try:
+        store.head(RUN_JSON)
+    except NotFound:
+        with suppress(Conflict):
+            put_object(store, RUN_JSON, RunRecord(clock(), _version()).to_bytes(), if_absent=store.conditional_create())
 
 
 class _Preempted(Exception):

@@ -10,6 +10,7 @@ from ..errors import CheckpointError, SourceError, StagekitError, UsageError
 from ..progress import Message, Subscriber
 from ..runs.layout import Checkpoint
 from ..runs.run import Run
+from ..runs.spool import Entry, default_dir, pending
 from ..saves.find import Found, Look, Watch, look, stat_of
 from .logs import Logs, is_due
 
@@ -30,6 +31,11 @@ def named(directories: Sequence[Path]) -> dict[str, Path]:
             name = f"{directory.name or 'root'}-{number}"
         result[name] = directory
     return result
+
+
+def waiting_for(run: Run) -> list[Entry]:
+    """The saves of ``run`` that are pinned in its spool and not in the bucket yet, whoever pinned them."""
+    return [entry for entry in pending(run._spool_dir or default_dir()) if entry.run == run.url]
 
 
 class Collector:
@@ -72,18 +78,21 @@ class Collector:
         self._looks = [look(root, self._patterns) for root in self.roots.values() if root.is_dir()]
         return self._looks
 
-    def before(self, held: Collection[Checkpoint]) -> list[Found]:
+    def before(self, held: Collection[Checkpoint], waiting: Collection[Entry] = ()) -> list[Found]:
         """The finished saves that lie here before the command starts and are newer than everything the run holds, oldest first.
 
-        Those that the run holds already, or has gone beyond, are not handed over: a late copy of an old step must not become the newest.
+        Those that the run holds already, that wait in the spool, or that the run has gone beyond, are not handed over: a late copy of an
+        old step must not become the newest.
         """
-        self._step = max((one.step for one in held), default=0)
-        newest = max(held, key=lambda one: one.name, default=None)
         known = {(one.step, frozenset((record.path, record.bytes) for record in one.files)) for one in held}
+        known |= {(one.step, frozenset((file.path, file.size) for file in one.files)) for one in waiting}
+        newest = max(held, key=lambda one: one.name, default=None)
+        gone_to = max([*(one.step for one in waiting), newest.step if newest is not None else -1], default=-1)
+        self._step = max([gone_to, *(one.step for one in held)])
         fresh: list[Found] = []
         for found in self._watch.finished(self.look(), still=True):
             step = found.step()
-            if (step or 0, frozenset(found.sizes.items())) in known or (newest is not None and step is not None and step <= newest.step):
+            if (step or 0, frozenset(found.sizes.items())) in known or (step is not None and step <= gone_to):
                 self._watch.take(found)
             else:
                 fresh.append(found)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..errors import StagekitError
 from ..progress import Message, Subscriber
 from ..runs.run import Run
-from .collect import Collector
+from .collect import Collector, waiting_for
 from .logs import Logs
 from .note import Note
 
@@ -40,7 +40,8 @@ def finish_left(
         clock=clock,
     )
     try:
-        here = collector.before(run.checkpoints())
+        run.drain(run._drain_s)  # what was seen before the kill
+        here = collector.before(run.checkpoints(), waiting_for(run))
         if here:
             steps = ", ".join(str(found.step()) for found in here)
             on_event(Message(f"the last stagekit run here was killed before step {steps} was seen; that is finished now", "warning"))

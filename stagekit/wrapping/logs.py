@@ -168,7 +168,7 @@ class Logs:
                 kept = LogFile(path, 0, "", ())  # it was rewritten
             sent, part = self._send(store, path, local, kept, size, after, part)
         self._states[path] = _State(now, sent, now_s + max(EVERY_S, size / 1e6), part)
-        return sent != kept
+        return state is None or sent != state.sent
 
     def _send(self, store: Store, path: str, local: Path, kept: LogFile, size: int, sha256: str, part: int) -> tuple[LogFile, int]:
         objects = list(kept.objects)
@@ -179,7 +179,7 @@ class Logs:
         with local.open("rb") as file:
             file.seek(kept.bytes)
             left = size - kept.bytes
-            while left or not objects:
+            while left:
                 data = file.read(min(_PIECE, left))
                 if len(data) < min(_PIECE, left):
                     raise OSError(f"{local} was cut while it was sent")

@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from ..config import StoreConfig, home_directory
@@ -35,11 +35,12 @@ class Note:
     pid: int
     spool: Path | None = None
     killed: bool = True
+    home: Path = field(default_factory=home_directory)
 
     @property
     def path(self) -> Path:
         """Where it lies."""
-        return _folder() / f"{self.attempt}.json"
+        return _folder(self.home) / f"{self.attempt}.json"
 
     def hold(self) -> int:
         """Take the lock, for as long as the file that is returned is open somewhere. Raises ``OSError`` when it cannot be taken."""
@@ -55,9 +56,15 @@ class Note:
     def is_over(self) -> bool:
         """Whether neither ``stagekit run`` nor its command lives any more."""
         try:
-            os.close(self.hold())
+            file = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        finally:
+            os.close(file)
         return True
 
     @property
@@ -74,6 +81,7 @@ class Note:
             "spool": str(self.spool) if self.spool else None,
             "patterns": list(self.patterns),
         }
+        del values["home"]
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         temporary.write_bytes(seal({"format": "stagekit-wrapped", "version": 1, **values}))
         temporary.replace(self.path)
@@ -86,21 +94,22 @@ class Note:
         self._lock.unlink(missing_ok=True)
 
 
-def notes() -> list[Note]:
+def notes(home: Path | None = None) -> list[Note]:
     """All notes on this machine, oldest first. Raises ``ManifestError`` naming one that cannot be read."""
-    return [_read(path) for path in sorted(_folder().glob("*.json"))]
+    place = home or home_directory()
+    return [_read(path, place) for path in sorted(_folder(place).glob("*.json"))]
 
 
 def log_directory(attempt: str) -> Path:
     """Where what the command of ``attempt`` prints is kept until it is in the bucket."""
-    return _folder() / attempt
+    return _folder(home_directory()) / attempt
 
 
-def _folder() -> Path:
-    return home_directory() / "wrapped"
+def _folder(home: Path) -> Path:
+    return home / "wrapped"
 
 
-def _read(path: Path) -> Note:
+def _read(path: Path, home: Path) -> Note:
     values = unseal(path.read_bytes(), "stagekit-wrapped", 1, source=str(path))
     try:
         store = values["store"]
@@ -118,6 +127,7 @@ def _read(path: Path) -> Note:
             pid=int(values["pid"]),
             spool=Path(values["spool"]) if values["spool"] else None,
             killed=bool(values["killed"]),
+            home=home,
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ManifestError(f"{path}: it is no record of a stagekit run ({error})") from None

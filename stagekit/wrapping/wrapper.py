@@ -22,11 +22,12 @@ from ..progress import Event, Message, Progress, Subscriber
 from ..runs.layout import Checkpoint
 from ..runs.run import Run, log
 from ..runs.spool import default_dir
+from ..runs.sync import create
 from ..store import Where
 from ..units import format_duration
 from . import record
 from .child import Child, exit_code_of
-from .collect import Collector, named
+from .collect import Collector, named, waiting_for
 from .finish import finish_left
 from .logs import EVERY_S, Logs
 from .note import Note, log_directory, notes
@@ -47,7 +48,7 @@ Reason = Literal["ended", "stalled", "overtime", "terminated"]
 class Settings:
     """How a command is watched. Durations are seconds; ``options`` are the words of the command line that say all this, for the record."""
 
-    watch: tuple[Path, ...]
+    watch: tuple[str | os.PathLike[str], ...]
     patterns: tuple[str, ...] = ()
     quiet_s: float = 30.0
     resume: Resume = "auto"
@@ -192,7 +193,7 @@ class _Wrapper:
             clock=self.clock,
         )
         set_aside(self.collector, self.on_event)
-        here = self.collector.before(held or [])
+        here = self.collector.before(held or [], waiting_for(self.training))
         newest = self.training.latest() if held else None
         if self.world_size is None and newest is not None:
             saved = newest.manifest.identity.get("world_size")
@@ -224,7 +225,7 @@ class _Wrapper:
             spool=self.training._spool_dir or default_dir(),
         )
         self.training._begin()  # teardown must find this run also when nothing is ever saved
-        if settings.record:
+        if held is not None:
             self._record(attempt)
         code = self._run_child(note, start, logs, printed)
         return self._finish(note, start, logs, code)
@@ -236,9 +237,9 @@ class _Wrapper:
             raise UsageError("stagekit run: nothing is watched; name the directory that the command saves into: --watch DIR")
         directories = []
         for given in self.settings.watch:
-            if not str(given):
+            if not os.fspath(given):
                 raise UsageError("--watch: an empty text names no directory; give the one that the command saves into")
-            directory = Path(os.path.abspath(given.expanduser()))
+            directory = Path(os.path.abspath(os.path.expanduser(os.fspath(given))))
             judged = refuse_mount(directory, "watching", allow_mount=self.settings.allow_mount)
             if judged.warning:
                 self.on_event(Message(judged.warning, "warning"))
@@ -270,12 +271,12 @@ class _Wrapper:
 
     def _finish_left(self) -> None:
         """What a killed process left on this disk comes first: it may be the newest checkpoint there is."""
-        for note in notes():
-            if note.url == self.training.url and note.is_over():
-                finish_left(note, self.training, on_event=self.on_event, clock=self.clock, monotonic=self.monotonic)
         _, uploader = self.training._begin()
         if uploader.status().pending:
             uploader.drain(self.settings.drain_s)
+        for note in notes():
+            if note.url == self.training.url and note.is_over():
+                finish_left(note, self.training, on_event=self.on_event, clock=self.clock, monotonic=self.monotonic)
 
     def _attempt(self) -> str:
         number = 0
@@ -288,18 +289,20 @@ class _Wrapper:
     def _record(self, attempt: str) -> None:
         from .. import __version__
 
-        described = record.describe(
-            attempt,
-            self.command,
-            self.settings.options,
-            directory=Path.cwd(),
-            started_s=self.clock(),
-            world_size=self.world_size,
-            secrets=secret_values(self.environ),
-            stagekit=__version__,
-        )
         try:
-            record.save(self.training._store, described)
+            create(self.training._store, self.clock)
+            if self.settings.record:
+                described = record.describe(
+                    attempt,
+                    self.command,
+                    self.settings.options,
+                    directory=Path.cwd(),
+                    started_s=self.clock(),
+                    world_size=self.world_size,
+                    secrets=secret_values(self.environ),
+                    stagekit=__version__,
+                )
+                record.save(self.training._store, described)
         except (StagekitError, OSError) as error:
             self.on_event(Message(f"how this attempt was started is not noted in {self.training.url}: {error}", "warning"))
 

@@ -1,0 +1,375 @@
+"""``stagekit run`` with real processes: what was saved is in the bucket, whoever is killed, and the next line goes on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stagekit.config import StoreConfig
+from stagekit.runs import Run
+from stagekit.store.directory import DirectoryStore
+from stagekit.testing.proxy import FaultProxy, Status, Throttle
+
+from ..rigs.servers import S3Server
+from .machine import TOY, Machine
+from .test_child import eventually, is_alive
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "machine", str(tmp_path / "bucket" / "run"))
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_an_unmodified_trainer_goes_on_on_another_machine(tmp_path: Path, machine: Machine) -> None:
+    done = machine.run("3")
+    assert done.code == 0, done.err
+    assert done.out == f"from 0 of {machine.url} in nothing\ndone\n", "the command's own output, and nothing else"
+    assert machine.steps() == [3, 2, 1]
+    assert f"stagekit: the command ended with 0; step 3 is in {machine.url}" in done.err
+    other = Machine(tmp_path / "other", machine.url)
+    done = other.run("5")
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"from 3 of {machine.url} in {other.out}/checkpoint-3\n")
+    assert (other.out / "checkpoint-3" / "pytorch_model.bin").read_bytes() == (
+        machine.out / "checkpoint-3" / "pytorch_model.bin"
+    ).read_bytes()
+    assert machine.steps() == [5, 4, 3, 2, 1]
+    assert not (other.out / "checkpoint-2").exists()
+
+
+def test_what_it_prints_and_what_lies_beside_the_checkpoints_is_in_the_logs(machine: Machine) -> None:
+    assert machine.run("1").code == 0
+    assert machine.logs("stdout.log") == [f"from 0 of {machine.url} in nothing\ndone\n"]
+    assert machine.logs("stderr.log") == [""]
+    assert machine.logs("out/train.log") == ["trained to 1\n"]
+    assert list((machine.directory / "home" / "wrapped").iterdir()) == [], "nothing is left on this machine"
+    no_logs = machine.run("2", options=("--no-logs",))
+    assert no_logs.out.endswith("done\n")
+    assert len(machine.logs("stdout.log")) == 1
+
+
+def test_the_commands_own_code_comes_back_and_its_saves_are_kept(machine: Machine) -> None:
+    assert machine.run("2", "--exit", "7").code == 7
+    assert machine.steps() == [2, 1]
+
+
+def test_a_trainer_that_is_killed_while_it_saves(machine: Machine) -> None:
+    done = machine.run("5", "--kill-self-in", "3")
+    assert done.code == 137
+    assert f"{machine.out}/checkpoint-3 is not finished and stays local: it lacks trainer_state.json" in done.err
+    assert machine.steps() == [2, 1]
+    again = machine.run("5")
+    assert again.code == 0
+    assert "checkpoint-3 was never finished" in again.err
+    assert again.out.startswith(f"from 2 of {machine.url} in {machine.out}/checkpoint-2\n")
+    assert (machine.out / "checkpoint-3.incomplete").is_dir()
+    assert machine.steps() == [5, 4, 3, 2, 1]
+
+
+def test_a_trainer_that_crashes(machine: Machine) -> None:
+    done = machine.stagekit(*machine.line([sys.executable, "-c", "import torch_that_is_not_there"]))
+    assert done.code == 1
+    assert "ModuleNotFoundError" in done.err
+    assert machine.steps() == []
+
+
+def test_a_command_that_is_not_there(machine: Machine) -> None:
+    done = machine.stagekit(*machine.line(["no-such-trainer"]))
+    assert done.code == 2
+    assert "starting no-such-trainer: No such file or directory" in done.err
+    assert list((machine.directory / "home" / "wrapped").iterdir()) == []
+
+
+def test_one_that_hangs_at_exit_is_ended_by_stall(machine: Machine) -> None:
+    done = machine.run("2", "--hang", "--deaf", options=("--stall", "1s", "--grace", "300ms"))
+    assert done.code == 5, done.err
+    assert "has printed nothing and written nothing below --watch for" in done.err
+    assert machine.steps() == [2, 1]
+    assert machine.logs("stdout.log")[0].endswith("done\n")
+
+
+def test_max_hours_ends_a_job_after_a_drain(machine: Machine) -> None:
+    done = machine.run("2", "--hang", options=("--max-hours", "0.0003"))
+    assert done.code == 6, done.err
+    assert "--max-hours allows no more" in done.err
+    assert machine.steps() == [2, 1]
+
+
+# -------------------------------------------------------------------------------------------------------------------- signals
+
+
+def test_sigterm_lets_the_trainer_save_and_sends_what_it_saved(machine: Machine) -> None:
+    process = machine.running("2", "--hang", "--save-on-term", options=("--grace", "60s"))
+    machine.until_step(2)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finished(process)
+    assert code == 0, err
+    assert out.count("saved on SIGTERM") == 1
+    assert machine.steps() == [3, 2, 1]
+
+
+def test_a_bash_wrapper_that_does_not_pass_signals_on(machine: Machine) -> None:
+    (machine.directory / "train.sh").write_text(f"{sys.executable} {TOY} out 2 --hang --save-on-term\necho never\n")
+    process = machine.begin(*machine.line(["bash", "train.sh"], "--grace", "60s"))
+    machine.until_step(2)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finished(process)
+    assert code == 143, err
+    assert out.count("saved on SIGTERM") == 1
+    assert machine.steps() == [3, 2, 1]
+
+
+def test_ctrl_c_reaches_the_command_once(machine: Machine) -> None:
+    listener = "import os, signal, time\nout = open('got', 'a', buffering=1)\n"
+    listener += "signal.signal(signal.SIGINT, lambda *_: out.write('x'))\nprint('ready', flush=True)\n"
+    listener += "while not os.path.exists('end'): time.sleep(0.02)\n"
+    process = machine.begin(*machine.line([sys.executable, "-c", listener]))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to its whole foreground group
+    got = machine.directory / "got"
+    eventually(lambda: got.exists())
+    (machine.directory / "end").touch()
+    assert finished(process)[0] == 0
+    assert got.read_text() == "x"
+
+
+def test_sigterm_with_a_short_grace_on_a_throttled_store_ends_in_time_and_loses_nothing(
+    tmp_path: Path, moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig]
+) -> None:
+    config = credentials_for(moto_server)
+    url = f"s3://{moto_server.create_bucket()}/run"
+    with FaultProxy(moto_server.endpoint_url) as proxy:
+        machine = Machine(tmp_path / "machine", url, {"AWS_ENDPOINT_URL": proxy.endpoint_url, "AWS_PROFILE": moto_server.name})
+        proxy.fault(Throttle(2_000, "request"), method="PUT", key="*/files/pytorch_model.bin", times=None)  # half a minute for each
+        process = machine.running("2", "--hang", "--deaf", options=("--grace", "3s"))
+        entries = machine.directory / "home" / "spool" / "entries"
+        eventually(lambda: len(list(entries.glob("*"))) == 2)
+        process.send_signal(signal.SIGTERM)
+        code, _, err = finished(process)
+        assert code == 137, err
+        assert "is not in s3://" in err
+        assert "`stagekit teardown`, sends them" in err
+        assert len(list(entries.glob("*"))) == 2, "pinned until they are in the bucket"
+        proxy.clear()
+        again = machine.run("3")
+        assert again.code == 0, again.err
+        assert again.out.startswith(f"from 2 of {url}")
+        assert [one.step for one in Run(url, store=config).checkpoints()] == [3, 2, 1]
+
+
+# ------------------------------------------------------------------------------------------------------------------- kill -9
+
+
+def kill_wrapper(machine: Machine) -> int:
+    """``kill -9`` of ``stagekit run`` when step 1 is in the bucket and step 2 was saved and not seen. Returns the trainer's process."""
+    go = machine.directory / "go"
+    process = machine.running("2", "--hang", "--wait-for", str(go))
+    machine.until_step(1)
+    os.kill(process.pid, signal.SIGSTOP)
+    go.touch()
+    eventually(lambda: (machine.out / "train.log").exists())
+    (trainer,) = (int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_trainer(path, machine))
+    process.kill()
+    process.communicate(timeout=60)
+    return trainer
+
+
+def _is_trainer(path: Path, machine: Machine) -> bool:
+    try:
+        words = (path / "cmdline").read_bytes().split(b"\0")
+        return words[1:2] == [TOY.encode()] and (path / "cwd").readlink() == machine.directory
+    except OSError:
+        return False
+
+
+def test_after_kill_9_of_stagekit_run_the_command_ends_and_the_next_start_sends_what_was_saved(machine: Machine) -> None:
+    trainer = kill_wrapper(machine)
+    eventually(lambda: not is_alive(trainer), "the trainer would go on without anyone to see its saves")
+    assert machine.steps() == [1]
+    again = machine.run("3")
+    assert again.code == 0, again.err
+    assert "the last stagekit run here was killed before step 2 was seen; that is finished now" in again.err
+    assert again.out.startswith(f"from 2 of {machine.url} in {machine.out}/checkpoint-2\n")
+    assert machine.steps() == [3, 2, 1]
+    printed = machine.logs("stdout.log")
+    assert [text.splitlines()[0] for text in printed] == [
+        f"from 0 of {machine.url} in nothing",
+        f"from 2 of {machine.url} in {machine.out}/checkpoint-2",
+    ]
+    assert list((machine.directory / "home" / "wrapped").iterdir()) == []
+
+
+def test_after_kill_9_of_stagekit_run_teardown_needs_no_flags_and_sends_what_was_saved(machine: Machine) -> None:
+    trainer = kill_wrapper(machine)
+    eventually(lambda: not is_alive(trainer))
+    looked = machine.stagekit("teardown", "--check", *machine.durable)
+    assert looked.code == 3
+    assert "stagekit run was killed here; what" in looked.out
+    assert f"fix: stagekit teardown --run {machine.url}" in looked.out
+    assert machine.steps() == [1]
+    done = machine.stagekit("teardown", *machine.durable)
+    assert done.code == 0, done.out
+    assert machine.steps() == [2, 1]
+    assert f"watching  {machine.out}\n" in done.out
+    assert machine.logs("stdout.log")[0].endswith("done\n")
+
+
+def test_teardown_says_no_while_a_command_runs_and_yes_after_it(machine: Machine) -> None:
+    process = machine.running("1", "--hang")
+    machine.until_step(1)
+    done = machine.stagekit("teardown", *machine.durable)
+    assert done.code == 3
+    assert f"process {process.pid} runs" in done.out
+    assert f"stop it: kill {process.pid}" in done.out
+    process.terminate()
+    assert finished(process)[0] == 143
+    done = machine.stagekit("teardown", *machine.durable)
+    assert done.code == 0, done.out
+
+
+def test_a_second_start_beside_a_living_one_is_refused(machine: Machine) -> None:
+    process = machine.running("1", "--hang")
+    machine.until_step(1)
+    second = machine.run("2")
+    assert second.code == 2
+    assert f"stagekit run: process {process.pid} runs" in second.err
+    assert f"stop it: kill {process.pid}" in second.err
+    process.terminate()
+    assert finished(process)[0] == 143
+
+
+# ------------------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_must_and_never(tmp_path: Path, machine: Machine) -> None:
+    done = machine.run("1", options=("--resume", "must"))
+    assert done.code == 1
+    assert "has no checkpoint, and --resume must says that there is one" in done.err
+    assert "from" not in done.out
+    assert machine.run("1").code == 0
+    other = Machine(tmp_path / "other", machine.url)
+    assert other.run("1", options=("--resume", "never")).out.startswith(f"from 0 of {machine.url} in nothing\n")
+
+
+def test_a_run_that_cannot_be_read_stops_before_the_command(
+    tmp_path: Path, moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig]
+) -> None:
+    credentials_for(moto_server)
+    with FaultProxy(moto_server.endpoint_url) as proxy:
+        machine = Machine(
+            tmp_path / "machine",
+            f"s3://{moto_server.create_bucket()}/run",
+            {"AWS_ENDPOINT_URL": proxy.endpoint_url, "AWS_PROFILE": moto_server.name},
+        )
+        proxy.fault(Status(403), method="GET", times=None)
+        done = machine.run("1")
+        assert done.code == 1
+        assert "from" not in done.out, "it was not started"
+        assert not list(machine.out.glob("*"))
+        fresh = machine.run("1", options=("--allow-fresh", "--drain", "1s"))
+        assert fresh.out.startswith("from 0")
+        assert "starting from what is here, as --allow-fresh says, although" in fresh.err
+        assert fresh.code == 1, "what could not be sent makes it fail"
+
+
+def test_damaged_checkpoints_stop_it_too(machine: Machine) -> None:
+    assert machine.run("1").code == 0
+    store = DirectoryStore(machine.url)
+    for info in list(store.list("checkpoints/")):
+        if info.key.endswith(".bin"):
+            store.put(info.key, b"cut")
+    machine.lose_the_disk()
+    done = machine.run("2")
+    assert done.code == 1
+    assert "none of them is whole" in done.err
+    assert "from" not in done.out
+
+
+def test_deepspeed_on_another_number_of_ranks_is_refused_before_anything_is_fetched(tmp_path: Path, machine: Machine) -> None:
+    program = (
+        "import json, pathlib; out = pathlib.Path('out/checkpoint-4'); (out / 'global_step4').mkdir(parents=True)\n"
+        "end = b'PK\\x05\\x06' + bytes(18)\n"
+        "for rank in range(2):\n"
+        "    (out / f'rng_state_{rank}.pth').write_bytes(end)\n"
+        "    (out / 'global_step4' / f'zero_pp_rank_{rank}_mp_rank_00_optim_states.pt').write_bytes(end)\n"
+        "(out / 'global_step4' / 'mp_rank_00_model_states.pt').write_bytes(end)\n"
+        "(out / 'scheduler.pt').write_bytes(end)\n(out / 'latest').write_text('global_step4')\n"
+        "(out / 'trainer_state.json').write_text(json.dumps({'global_step': 4}))\n"
+    )
+    assert machine.stagekit(*machine.line([sys.executable, "-c", program], "--world-size", "2")).code == 0
+    assert machine.steps() == [4]
+    other = Machine(tmp_path / "other", machine.url)
+    for told, options in (
+        (["torchrun", "--nproc-per-node=4", "train.py"], ()),
+        (["bash", "-c", "deepspeed --num_gpus 4 train.py"], ()),
+        (["true"], ("--world-size", "4")),
+    ):
+        done = other.stagekit(*other.line(told, *options))
+        assert done.code == 1
+        assert "was saved by 2 ranks in a layout that no other number can load (DeepSpeed's global_step4/" in done.err
+        assert "this command starts 4; nothing was fetched" in done.err
+        assert not list(other.out.glob("*"))
+    unknown = other.stagekit(*other.line(["true"]))
+    assert unknown.code == 0
+    assert "can be loaded by 2 ranks only" in unknown.err
+    assert (other.out / "checkpoint-4" / "latest").read_text() == "global_step4"
+
+
+def test_other_layouts_come_back_under_their_own_names(tmp_path: Path, machine: Machine) -> None:
+    program = "import pathlib; out = pathlib.Path('out/deep/iter_0000012'); out.mkdir(parents=True); (out / 'a.json').write_text('{}')"
+    assert machine.stagekit(*machine.line([sys.executable, "-c", program], "--pattern", "iter_*")).code == 0
+    other = Machine(tmp_path / "other", machine.url)
+    shown = other.stagekit(*other.line(["bash", "-c", "echo $STAGEKIT_RESUME_DIR"], "--pattern", "iter_*"))
+    assert shown.out == f"{other.out}/deep/iter_0000012\n", shown.err
+    assert machine.steps() == [12]
+    assert (other.out / "deep" / "iter_0000012" / "a.json").read_text() == "{}"
+
+
+def test_a_file_that_was_cut_by_a_kill_is_no_checkpoint_when_its_format_does_not_tell(machine: Machine) -> None:
+    program = "import os, pathlib; pathlib.Path('out/weights-3.npz').write_bytes(b'half'); os.kill(os.getpid(), 9)"
+    done = machine.stagekit(*machine.line([sys.executable, "-c", program], "--pattern", "*.npz"))
+    assert done.code == 137
+    assert "was written just before the command was killed, and nothing tells whether it is whole" in done.err
+    assert machine.steps() == []
+    assert machine.logs("out/weights-3.npz") == ["half"]
+
+
+def test_json_is_alone_on_standard_output(machine: Machine) -> None:
+    done = machine.run("1", "--exit", "3", options=("--json",))
+    assert done.code == 3
+    assert "done" in done.err
+    assert done.events[-1] == {
+        "event": "ended",
+        "url": machine.url,
+        "attempt": done.events[-1]["attempt"],
+        "code": 3,
+        "reason": "ended",
+        "resumed": None,
+        "verified": 1,
+        "problem": None,
+    }
+
+
+def test_arguments_that_cannot_be_meant(machine: Machine) -> None:
+    for arguments, words in (
+        (["run", "--to", machine.url, "--watch", "out"], "Missing argument 'COMMAND...'"),
+        (["run", "--to", machine.url, "--", "true"], "Missing option '--watch'"),
+        (["run", "--watch", "out", "--", "true"], "Missing option '--to'"),
+        (["run", "--to", machine.url, "--watch", "", "--", "true"], "--watch: an empty text names no directory"),
+        (["run", "--to", machine.url, "--watch", TOY, "--", "true"], "it is no directory"),
+    ):
+        done = machine.stagekit(*arguments)
+        assert done.code == 2, done.err
+        assert words in done.err
