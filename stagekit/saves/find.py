@@ -119,7 +119,7 @@ class Look:
 def look(root: Path, patterns: Sequence[str] = ()) -> Look:
     """Everything below ``root``. ``patterns`` are shell patterns for paths below it, or for names. What vanishes meanwhile is left out.
 
-    Links to directories are not followed. Files and folders whose names begin with ``.`` are nobody's, apart from ``.metadata``.
+    Links to directories are not followed. What has a name that begins with ``.`` or ends in ``.incomplete`` is nobody's.
     """
     found: list[Found] = []
     others: dict[str, Stat] = {}
@@ -127,11 +127,9 @@ def look(root: Path, patterns: Sequence[str] = ()) -> Look:
     def enter(folder: Path, prefix: str) -> None:
         for entry in _entries(folder):
             path = f"{prefix}{entry.name}"
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.name.endswith(INCOMPLETE):
                 continue
             is_folder = entry.is_dir(follow_symlinks=False)
-            if entry.name.endswith(INCOMPLETE) and is_folder:
-                continue
             kind = _kind(Path(entry.path), path, is_folder, patterns)
             if kind is not None:
                 if not entry.is_symlink():  # what it leads to is a candidate itself
@@ -143,6 +141,15 @@ def look(root: Path, patterns: Sequence[str] = ()) -> Look:
 
     enter(root, "")
     return Look(root, tuple(found), others)
+
+
+def set_aside(found: Found) -> Path:
+    """Rename a save that was not finished, so that nobody takes it for a checkpoint. Returns its new place. Nothing is deleted."""
+    target, number = found.path.with_name(found.path.name + INCOMPLETE), 1
+    while target.exists():
+        number += 1
+        target = found.path.with_name(f"{found.path.name}-{number}{INCOMPLETE}")
+    return found.path.rename(target)
 
 
 def step_in(name: str) -> int | None:

@@ -11,7 +11,8 @@ from ..progress import Message, Subscriber
 from ..runs.layout import Checkpoint
 from ..runs.run import Run
 from ..runs.spool import Entry, default_dir, pending
-from ..saves.find import Found, Look, Watch, look, stat_of
+from ..saves.find import Found, Look, Watch, look, set_aside, stat_of
+from ..transfer.put import file_sha256
 from .logs import Logs, is_due
 
 SAVED_AS = "saved_as"
@@ -78,25 +79,28 @@ class Collector:
         self._looks = [look(root, self._patterns) for root in self.roots.values() if root.is_dir()]
         return self._looks
 
-    def before(self, held: Collection[Checkpoint], waiting: Collection[Entry] = ()) -> list[Found]:
-        """The finished saves that lie here before the command starts and are newer than everything the run holds, oldest first.
+    def before(self, held: Collection[Checkpoint], waiting: Collection[Entry] = ()) -> tuple[list[Found], list[Found]]:
+        """The finished saves that lie here before the command starts: those that must be handed over, and those that are ahead of the run.
+        Both oldest first.
 
-        Those that the run holds already, that wait in the spool, or that the run has gone beyond, are not handed over: a late copy of an
-        old step must not become the newest.
+        What the run holds already, what waits in the spool, and what the run has gone beyond is not handed over: a late copy of an old
+        step must not become the newest.
         """
-        known = {(one.step, frozenset((record.path, record.bytes) for record in one.files)) for one in held}
-        known |= {(one.step, frozenset((file.path, file.size) for file in one.files)) for one in waiting}
         newest = max(held, key=lambda one: one.name, default=None)
         gone_to = max([*(one.step for one in waiting), newest.step if newest is not None else -1], default=-1)
-        self._step = max([gone_to, *(one.step for one in held)])
+        self._step = max([0, gone_to, *(one.step for one in held)])
         fresh: list[Found] = []
+        ahead: list[Found] = []
         for found in self._watch.finished(self.look(), still=True):
             step = found.step()
-            if (step or 0, frozenset(found.sizes.items())) in known or (step is not None and step <= gone_to):
+            known = _is_known(found, step, held, waiting)
+            if newest is None or (not known if step is None else step > newest.step):
+                ahead.append(found)
+            if known or (step is not None and step <= gone_to):
                 self._watch.take(found)
             else:
                 fresh.append(found)
-        return fresh
+        return fresh, ahead
 
     def is_here(self, checkpoint: Checkpoint) -> Found | None:
         """The save below the roots that has the step and the sizes of ``checkpoint``."""
@@ -116,16 +120,14 @@ class Collector:
         be cut, and a format that does not tell its end is not believed.
         """
         looks = self.look()
-        doubtful: list[Found] = []
         for found in self._watch.finished(looks, still=still):
             if killed and not found.tells_its_end() and not self._is_old(found):
-                doubtful.append(found)
-                self._watch.take(found)
+                target = set_aside(found)
                 text = f"{found.path} was written just before the command was killed, and nothing tells whether it is whole"
-                self._on_event(Message(f"{text}; it is kept with the logs and is no checkpoint", "warning"))
-                continue
-            self._hand_over(found)
-        self._offer(looks, doubtful, still=still)
+                self._on_event(Message(f"{text}; it is no checkpoint, stays local, and is called {target.name} now", "warning"))
+            else:
+                self._hand_over(found)
+        self._offer(looks, still=still)
 
     def activity(self) -> object:
         """A value that changes when a file below the roots does, as of the last look."""
@@ -180,7 +182,7 @@ class Collector:
         stats += [now for path in self._printed if (now := stat_of(path)) is not None]
         return max((time_ns for _, _, time_ns in stats), default=0)
 
-    def _offer(self, looks: Sequence[Look], doubtful: Sequence[Found], *, still: bool) -> None:
+    def _offer(self, looks: Sequence[Look], *, still: bool) -> None:
         if self._logs is None:
             return
         files = {path.name: path for path in self._printed}
@@ -190,9 +192,17 @@ class Collector:
             for path, (_, size, time_ns) in one.others.items():
                 if is_due([size], quiet=still or now_s - time_ns / 1e9 >= self._quiet_s):
                     files[f"{names[one.root]}/{path}"] = one.root / path
-        for found in doubtful:
-            base = found.path if found.path.is_dir() else found.path.parent
-            for path in found.stats:
-                local = base / path
-                files[f"{names[found.root]}/{local.relative_to(found.root).as_posix()}"] = local
         self._logs.offer(files)
+
+
+def _is_known(found: Found, step: int | None, held: Collection[Checkpoint], waiting: Collection[Entry]) -> bool:
+    """Whether the run holds ``found``, or will. Sizes tell for a save that has a step; one that has none may be another with the same."""
+    sizes = found.sizes
+    if step is not None and any(one.step == step and {file.path: file.size for file in one.files} == sizes for one in waiting):
+        return True
+    known = [one for one in held if step in (None, one.step) and {record.path: record.bytes for record in one.files} == sizes]
+    if step is not None or not known:
+        return bool(known)
+    base = found.path if found.path.is_dir() else found.path.parent
+    digests = {path: file_sha256(base / path) for path in sizes}
+    return any({record.path: record.sha256 for record in one.files} == digests for one in known)

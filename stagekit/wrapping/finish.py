@@ -41,7 +41,7 @@ def finish_left(
     )
     try:
         run.drain(run._drain_s)  # what was seen before the kill
-        here = collector.before(run.checkpoints(), waiting_for(run))
+        here, _ = collector.before(run.checkpoints(), waiting_for(run))
         if here:
             steps = ", ".join(str(found.step()) for found in here)
             on_event(Message(f"the last stagekit run here was killed before step {steps} was seen; that is finished now", "warning"))

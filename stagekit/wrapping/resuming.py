@@ -13,7 +13,7 @@ from ..errors import CheckpointError, ManifestError
 from ..progress import Message, Subscriber
 from ..runs.layout import Checkpoint, check_paths
 from ..runs.run import Run
-from ..saves.find import INCOMPLETE, Found
+from ..saves.find import Found, set_aside
 from .collect import SAVED_AS, SAVED_IN, Collector
 from .world import refuse_other_world
 
@@ -37,26 +37,21 @@ class Start:
         return {"STAGEKIT_RESUME_DIR": str(self.path.parent), "STAGEKIT_RESUME_FILE": str(self.path)}
 
 
-def set_aside(collector: Collector, on_event: Subscriber) -> None:
-    """Rename what a killed trainer left unfinished, so that the next one does not take it for its newest checkpoint. Nothing is deleted."""
+def clear_way(collector: Collector, on_event: Subscriber) -> None:
+    """Rename what a killed trainer left unfinished, so that the next one does not take it for its newest checkpoint."""
     collector.look()
     for found in collector.unfinished():
-        if found.kind not in ("trainer", "dcp") or not found.path.is_dir() or found.path == found.root:
-            continue
-        target, number = found.path.with_name(found.path.name + INCOMPLETE), 1
-        while target.exists():
-            number += 1
-            target = found.path.with_name(f"{found.path.name}-{number}{INCOMPLETE}")
-        lacking = ", ".join(found.lacking()[:3])
-        found.path.rename(target)
-        on_event(Message(f"{found.path} was never finished (it lacks {lacking}); it is called {target.name} now", "warning"))
+        if found.kind in ("trainer", "dcp"):
+            lacking = ", ".join(found.lacking()[:3])
+            target = set_aside(found)
+            on_event(Message(f"{found.path} was never finished (it lacks {lacking}); it is called {target.name} now", "warning"))
 
 
 def start_from(
     run: Run,
     collector: Collector,
     newest: Checkpoint | None,
-    here: Sequence[Found],
+    ahead: Sequence[Found],
     resume: Resume,
     *,
     world_size: int | None,
@@ -65,14 +60,14 @@ def start_from(
 ) -> Start:
     """Make the newest checkpoint be in its watched directory, and say where.
 
-    ``newest`` is the run's; ``here`` are finished saves below the watched directories that the run does not have yet, oldest first. One
-    that is here already is not fetched. Raises ``CheckpointError`` for ``must`` without a checkpoint, and for a layout that the command's
+    ``newest`` is the run's; ``ahead`` are finished saves below the watched directories that are newer, oldest first. What is here already
+    is not fetched. Raises ``CheckpointError`` for ``must`` without a checkpoint, and for a layout that the command's
     number of ranks cannot load, before anything is fetched.
     """
     if resume == "never":
         return Start()
-    local = here[-1] if here else None
-    if local is not None and (newest is None or (local.step() or newest.step) >= newest.step):
+    if ahead:
+        local = ahead[-1]
         _check_world(str(local.path), list(local.stats), None, world_size, on_event)
         return Start(local.path, local.step())
     if newest is None:

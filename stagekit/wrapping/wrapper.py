@@ -32,7 +32,7 @@ from .finish import finish_left
 from .logs import EVERY_S, Logs
 from .note import Note, log_directory, notes
 from .redaction import redacted_command, secret_values
-from .resuming import Resume, Start, set_aside, start_from
+from .resuming import Resume, Start, clear_way, start_from
 from .world import world_size_of
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -192,8 +192,8 @@ class _Wrapper:
             monotonic=self.monotonic,
             clock=self.clock,
         )
-        set_aside(self.collector, self.on_event)
-        here = self.collector.before(held or [], waiting_for(self.training))
+        clear_way(self.collector, self.on_event)
+        here, ahead = self.collector.before(held or [], waiting_for(self.training))
         newest = self.training.latest() if held else None
         if self.world_size is None and newest is not None:
             saved = newest.manifest.identity.get("world_size")
@@ -202,7 +202,7 @@ class _Wrapper:
             self.training,
             self.collector,
             newest,
-            here,
+            ahead,
             settings.resume,
             world_size=self.world_size,
             allow_fresh=settings.allow_fresh,

@@ -341,9 +341,25 @@ def test_a_file_that_was_cut_by_a_kill_is_no_checkpoint_when_its_format_does_not
     program = "import os, pathlib; pathlib.Path('out/weights-3.npz').write_bytes(b'half'); os.kill(os.getpid(), 9)"
     done = machine.stagekit(*machine.line([sys.executable, "-c", program], "--pattern", "*.npz"))
     assert done.code == 137
-    assert "was written just before the command was killed, and nothing tells whether it is whole" in done.err
+    assert "weights-3.npz was written just before the command was killed, and nothing tells whether it is whole" in done.err
     assert machine.steps() == []
-    assert machine.logs("out/weights-3.npz") == ["half"]
+    assert (machine.out / "weights-3.npz.incomplete").read_bytes() == b"half"
+    again = machine.stagekit(*machine.line(["bash", "-c", "echo in $STAGEKIT_RESUME_DIR"], "--pattern", "*.npz"))
+    assert again.out == "in\n"
+    assert machine.steps() == []
+
+
+def test_a_save_without_a_step_is_sent_again_when_its_content_is_another(machine: Machine) -> None:
+    def start(program: str) -> None:
+        done = machine.stagekit(*machine.line(["bash", "-c", program], "--pattern", "state.json"))
+        assert done.code == 0, done.err
+
+    start("echo '[1]' > out/state.json")
+    start("true")
+    assert machine.steps() == [1]
+    (machine.out / "state.json").write_text("[2]\n")  # by somebody whom nobody watched
+    start("true")
+    assert machine.steps() == [2, 1]
 
 
 def test_json_is_alone_on_standard_output(machine: Machine) -> None:
