@@ -33,6 +33,7 @@ Sample = dict[str, Any]
 """``__key__`` and field → value."""
 
 _READ_AHEAD = 128 * 2**20
+_SMALL = 16 << 10  # bytes of a sample up to which looking at all headers of a block together pays
 
 DAMAGE = (CorruptShard, BadDigest, InvalidReply, NotFound, Conflict)
 """What fetching or parsing a block raises when the block is not what the manifest says. Everything else ("cannot tell") is passed on."""
@@ -212,7 +213,7 @@ class Dataset:
         entry = self.table(shard).blocks[number]
         name = self.shard_url(shard)
         try:
-            found = grid_samples(data)
+            found = grid_samples(data) if entry.size < entry.samples * _SMALL else None
             if found is None:
                 samples = list(parse_samples(data, source=name, base=entry.offset))
                 found = BlockSamples(len(samples), samples.__getitem__)

@@ -36,24 +36,36 @@ _MOST = 16384
 Words = NDArray[np.uint64]
 
 
-Made = dict[str, Any]
+Sample = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSamples(Sequence[Made]):
-    """The ``total`` samples of one block. ``make`` gives one by its number, and is what to call where speed counts."""
+class Table:
+    """A block whose samples all have the same ``fields``: ``starts`` and ``stops`` tell where in ``data``, a row for each of ``keys``."""
+
+    data: memoryview
+    keys: list[str]
+    fields: tuple[str, ...]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSamples(Sequence[Sample]):
+    """The ``total`` samples of one block. ``make`` gives one by its number; where there is a ``table``, it tells the same of all."""
 
     total: int
-    make: Callable[[int], Made]
+    make: Callable[[int], Sample]
+    table: Table | None = None
 
     def __len__(self) -> int:
         return self.total
 
     @overload
-    def __getitem__(self, number: int) -> Made: ...
+    def __getitem__(self, number: int) -> Sample: ...
     @overload
-    def __getitem__(self, number: slice) -> list[Made]: ...
-    def __getitem__(self, number: int | slice) -> Made | list[Made]:
+    def __getitem__(self, number: slice) -> list[Sample]: ...
+    def __getitem__(self, number: int | slice) -> Sample | list[Sample]:
         if isinstance(number, slice):
             return [self.make(one) for one in range(*number.indices(self.total))]
         return self.make(range(self.total)[number])
@@ -71,32 +83,29 @@ def grid_samples(buffer: Data) -> BlockSamples | None:
     found = _members(np.frombuffer(data, "<u8").reshape(-1, _WORDS))
     if found is None:
         return None
-    names, first_bytes, sizes = found
-    starts, stops = first_bytes.tolist(), (first_bytes + sizes).tolist()
-    one = _of_one_field(names, len(starts))
-    if one is not None:
-        keys, field = one
-
-        def with_one(number: int) -> Made:
-            return {"__key__": keys[number], field: data[starts[number] : stops[number]].tobytes()}
-
-        return BlockSamples(len(keys), with_one)
-    many = _of_many_fields(names.split("\n"))
-    if many is None:
+    names, starts, sizes = found
+    stops = starts + sizes
+    named = _of_one_field(names, len(starts)) or _of_many_fields(names.split("\n"))
+    if named is None:
         return None
-    keys, fields, firsts = many
+    keys, fields, firsts = named
+    each = len(starts) // len(keys)
+    table = None
+    if firsts == list(range(0, len(starts) + 1, each)) and fields == fields[:each] * len(keys):
+        table = Table(data, keys, tuple(fields[:each]), starts.reshape(-1, each), stops.reshape(-1, each))
+    first_bytes, ends = starts.tolist(), stops.tolist()
 
-    def with_many(number: int) -> Made:
-        sample: Made = {"__key__": keys[number]}
+    def make(number: int) -> Sample:
+        sample: Sample = {"__key__": keys[number]}
         for member in range(firsts[number], firsts[number + 1]):
-            sample[fields[member]] = data[starts[member] : stops[member]].tobytes()
+            sample[fields[member]] = data[first_bytes[member] : ends[member]].tobytes()
         return sample
 
-    return BlockSamples(len(keys), with_many)
+    return BlockSamples(len(keys), make, table)
 
 
-def _of_one_field(names: str, count: int) -> tuple[list[str], str] | None:
-    """Keys and field of the samples, when they all have the same field and nothing else."""
+def _of_one_field(names: str, count: int) -> tuple[list[str], list[str], list[int]] | None:
+    """``_of_many_fields`` when all samples have the same field, seen before, and nothing else."""
     extension = names[names.rfind(".") :]
     field = _fields.get(extension[1:])
     if field is None or names.count(".") != count:
@@ -105,7 +114,7 @@ def _of_one_field(names: str, count: int) -> tuple[list[str], str] | None:
     if len(keys) != count + 1 or any(map(operator.eq, keys, keys[1:])):
         return None
     del keys[-1]
-    return keys, field
+    return keys, [field] * count, list(range(count + 1))
 
 
 def _of_many_fields(names: list[str]) -> tuple[list[str], list[str], list[int]] | None:

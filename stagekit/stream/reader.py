@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..store.base import Data
 from ..transfer.fetch import Fetcher, Range, fetch
 from ..units import format_size
 from .cache import CachedFetch
+from .window import NOTHING, Window
 
 OnBad = Literal["raise", "skip"]
 
@@ -71,28 +73,12 @@ class Bad:
 
 
 class _Lane:
-    """One share on its way out: the window that is being handed out.
-
-    ``slots`` and ``numbers`` tell for each position that waits, the last one first, the block in ``window`` and the sample in the block.
-    A sample is made when it is taken.
-    """
+    """One share on its way out, with the window that is being handed out."""
 
     def __init__(self, stretches: Iterator[Stretch]) -> None:
         self.stretches = stretches
         self.opened = 0
-        self.window: list[Callable[[int], Sample | None]] = []
-        self.slots: list[int] = []
-        self.numbers: list[int] = []
-
-    def take(self, count: int) -> list[Sample | None]:
-        """The next ``count`` samples, fewer at the end of the window."""
-        window, slots, numbers = self.window, self.slots[-count:], self.numbers[-count:]
-        del self.slots[-count:], self.numbers[-count:]
-        return [window[slot](number) for slot, number in zip(reversed(slots), reversed(numbers), strict=True)]
-
-
-def _skipped(_: int) -> None:
-    """What stands for every sample of a block that was skipped."""
+        self.window = NOTHING
 
 
 class Reader:
@@ -176,8 +162,8 @@ class Reader:
                 group: list[Sample | None] = []
                 for lane in self._lanes:
                     needed = self._per_lane
-                    while needed and (lane.slots or self._open(lane)):
-                        taken = lane.take(needed)
+                    while needed and (lane.window.left or self._open(lane)):
+                        taken = lane.window.take(needed)
                         group += taken
                         needed -= len(taken)
                 if not group or self._closed:
@@ -193,17 +179,15 @@ class Reader:
         if stretch is None:
             return False
         lane.opened = stretch.offset + len(stretch)
-        lane.window = []  # what is left of the last one goes before the next one comes
-        window: list[Callable[[int], Sample | None]] = []
-        slots = stretch.slots
+        lane.window = NOTHING  # what is left of the last one goes before the next one comes
+        blocks: list[BlockSamples | None] = []
         for number, block in enumerate(stretch.blocks.tolist()):
             samples = self._take(block, stretch.blocks[number + 1 :].tolist())
             if self._closed:
                 return False
-            window.append(_skipped if samples is None else samples.make)
-            if samples is None:
-                self.bad.samples += int(np.count_nonzero(slots == number))
-        lane.window, lane.slots, lane.numbers = window, slots[::-1].tolist(), stretch.samples[::-1].tolist()
+            blocks.append(samples)
+        lane.window = Window(blocks, stretch.slots, stretch.samples)
+        self.bad.samples += lane.window.skipped
         return True
 
     def _take(self, block: int, following: list[int]) -> BlockSamples | None:
@@ -264,23 +248,29 @@ class Reader:
 
     def _ranges(self, first: list[int], offsets: list[int], without: frozenset[int]) -> Iterator[Range]:
         """The byte ranges in the order in which ``_open`` takes them."""
-        for blocks in self._schedule(first, offsets):
+        for blocks, parts in self._schedule(first, offsets):
             shards = [shard for block in blocks if (shard := self._dataset.place(block)[0]) not in without]
             # A damaged table is reported below, in the place of the first block that needs it.
             with suppress(*DAMAGE):
                 self._dataset.load_tables(shards, threads=self._connections)
             for block in blocks:
                 if self._dataset.place(block)[0] not in without:
-                    yield self._dataset.block_range(block)
+                    yield replace(self._dataset.block_range(block), parts=parts)
 
-    def _schedule(self, first: list[int], offsets: list[int]) -> Iterator[list[int]]:
+    def _schedule(self, first: list[int], offsets: list[int]) -> Iterator[tuple[list[int], int]]:
+        """Blocks to fetch, and in how many parts each: while fewer are wanted than there are connections, those share them."""
         if first:
-            yield first
+            yield first, 1
         lanes = [self._needed(number, offset) for number, offset in enumerate(offsets)]
-        for group, _, _, stretch in heapq.merge(*lanes, key=lambda entry: entry[:3]):
+        for group, entries in groupby(heapq.merge(*lanes, key=lambda entry: entry[:3]), key=lambda entry: entry[0]):
+            stretches = [stretch.blocks.tolist() for *_, stretch in entries]
+            parts = 1
             if group:
                 self._begun.wait()
-            yield stretch.blocks.tolist()
+            else:
+                parts = max(1, self._connections // sum(map(len, stretches)))
+            for blocks in stretches:
+                yield blocks, parts
 
     def _needed(self, lane: int, opened: int) -> Iterator[tuple[int, int, int, Stretch]]:
         """The stretches of a lane from position ``opened`` on, each with the number of the list that needs it first."""

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Self
 
 from ..errors import BadDigest, CorruptShard, InvalidReply, OutOfSpace, StallTimeout
+from ..parallel import each
 from ..shards.index import block_digest
 from ..store.base import Data, Store
 
 PIECE = 8 * 2**20
+_LEAST_PART = 2**19  # bytes; less costs more in requests than it saves in time
 _JOIN_S = 1.0
 
 
@@ -31,7 +33,8 @@ _JOIN_S = 1.0
 class Range:
     """``length`` bytes of an object from ``start``, with the xxh3-128 they must have (``None``: not known).
 
-    ``url`` is what messages call the object where the store keeps it elsewhere (``store.routed``).
+    ``url`` is what messages call the object where the store keeps it elsewhere (``store.routed``). With ``parts`` it is asked for by up to
+    that many requests at the same time, where somebody waits for this range alone and connections are idle.
     """
 
     key: str
@@ -40,12 +43,13 @@ class Range:
     digest: bytes | None = None
     if_match: str | None = None
     url: str | None = None
+    parts: int = 1
 
 
 def fetch(store: Store, wanted: Range) -> Data:
     """The bytes of ``wanted``, checked. Raises ``CorruptShard`` when they differ from their digest twice, ``Conflict`` when the object
     was replaced (``if_match``), and the store's own errors."""
-    data = store.get(wanted.key, wanted.start, wanted.length, if_match=wanted.if_match)
+    data = _get(store, wanted)
     if wanted.digest is None:
         return data
     first = block_digest(data)
@@ -60,6 +64,15 @@ def fetch(store: Store, wanted: Range) -> Data:
         f"{wanted.url or store.location / wanted.key}: {wanted.length} bytes at offset {wanted.start} should have xxh3-128 "
         f"{wanted.digest.hex()}, found {first.hex()}, {again}; check the data set with `stagekit verify --deep`, and shard that part anew"
     )
+
+
+def _get(store: Store, wanted: Range) -> Data:
+    size = max(_LEAST_PART, -(-wanted.length // wanted.parts))
+    if size >= wanted.length:
+        return store.get(wanted.key, wanted.start, wanted.length, if_match=wanted.if_match)
+    end = wanted.start + wanted.length
+    starts = range(wanted.start, end, size)
+    return b"".join(each(lambda at: store.get(wanted.key, at, min(size, end - at), if_match=wanted.if_match), starts, threads=len(starts)))
 
 
 def fetch_object(store: Store, key: str, *, size: int | None = None, sha256: str | None = None) -> Data:

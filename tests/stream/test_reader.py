@@ -329,3 +329,22 @@ def test_a_parsed_sample_does_not_depend_on_the_buffer(store: FaultStore) -> Non
     assert isinstance(data, bytearray)
     data[:] = bytes(len(data))
     assert sample == {"__key__": "000001", "txt": b"1"}
+
+
+def test_connections_that_wait_for_nothing_share_the_first_block(request: pytest.FixtureRequest) -> None:
+    """A line is as fast as all its connections: the first batch waits for one block, so they all fetch a part of it."""
+    inner = MemoryStore(f"memory://reader-{request.node.name}/digits")
+    build(inner, numbered(12, size=700_000))
+    store = FaultStore(inner)
+    dataset = Dataset(store)
+    blocks = [dataset.block_range(block) for block in range(len(dataset.block_samples))]
+    assert len(blocks) == 4
+    reader = Reader(dataset, epoch_of(dataset, shuffle=False, window=1), [((0, 12),)], 2, budget=Budget(2**23, 2**24), connections=4)
+    store.calls.clear()
+    assert keys(reader) == list(range(12))
+    asked = [(call.start, call.length) for call in store.calls if call.key.endswith(".tar")]
+    first = sorted(span for span in asked if span[0] < blocks[1].start)
+    assert len(first) == 4
+    assert first[0][0] == blocks[0].start
+    assert sum(length or 0 for _, length in first) == blocks[0].length
+    assert sorted(span for span in asked if span not in first) == [(one.start, one.length) for one in blocks[1:]]

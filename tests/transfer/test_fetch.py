@@ -76,6 +76,26 @@ def test_damage_where_it_lies_is_named(store: MemoryStore) -> None:
         fetch(Faulty(store, bad=9), Range("object", 100, 50, block_digest(DATA[100:150])))
 
 
+@pytest.mark.parametrize(("parts", "asked"), [(1, 1), (4, 4), (16, 6)])
+def test_a_range_in_parts_is_the_same_range(store: MemoryStore, parts: int, asked: int) -> None:
+    """No part is smaller than half a MiB. When the whole differs from its digest, it is fetched again in one piece."""
+    data = DATA * 310  # 3.1 MB
+    store.put("large", data)
+    wanted = Range("large", 7, len(data) - 9, block_digest(data[7:-2]), parts=parts)
+    for bad in (0, 1):
+        faulty = Faulty(store, bad=bad)
+        assert bytes(fetch(faulty, wanted)) == data[7:-2]
+        gets = sorted(faulty.gets)
+        assert len(gets) == asked + bad
+        assert sum(length or 0 for _, length in gets) == (bad + 1) * wanted.length
+        assert all((length or 0) >= 2**19 for start, length in gets if start != gets[-1][0])
+    with pytest.raises(CorruptShard, match="large: 3099991 bytes at offset 7"):
+        fetch(Faulty(store, bad=99), wanted)
+    store.delete("large")
+    with pytest.raises(NotFound):
+        fetch(store, wanted)
+
+
 def test_a_replaced_object_is_a_conflict(store: MemoryStore) -> None:
     etag = store.head("object").etag
     store.put("object", DATA[::-1])
