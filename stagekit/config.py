@@ -152,6 +152,12 @@ def has_launcher(environ: Mapping[str, str] | None = None) -> bool:
     return bool((os.environ if environ is None else environ).get("WORLD_SIZE"))
 
 
+def git_ceilings(environ: Mapping[str, str] | None = None) -> frozenset[str]:
+    """Directories that git does not look into for a checkout around one below them (``GIT_CEILING_DIRECTORIES``)."""
+    env = os.environ if environ is None else environ
+    return frozenset(os.path.realpath(path) for path in env.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep) if path)
+
+
 def hub_endpoint(environ: Mapping[str, str] | None = None) -> str | None:
     """Where the Hugging Face Hub is, when ``HF_ENDPOINT`` says so."""
     return (os.environ if environ is None else environ).get("HF_ENDPOINT") or None

@@ -36,6 +36,8 @@ class Machine:
         self.environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         # One thread: for pictures of 64 pixels, more of them only wait for each other, and on a busy machine for long.
         self.environ |= {"HOME": str(self.home), "TMPDIR": str(self.work), "OMP_NUM_THREADS": "1", **credentials}
+        # Where the demo is shown there may be a checkout, which is no part of this machine.
+        self.environ["GIT_CEILING_DIRECTORIES"] = str(self.directory.parent)
         self._console = self.directory / "console.log"
         self._read = 0
         self._calls = 0

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..config import git_ceilings
 from ..units import format_count
 from .findings import Finding
 
@@ -51,8 +52,14 @@ class Unclear:
 
 
 def enclosing(directory: Path) -> Path | None:
-    """The checkout that ``directory`` lies in, or is; ``None`` when it lies in none."""
-    return next((folder for folder in (directory, *directory.parents) if (folder / ".git").exists()), None)
+    """The checkout that ``directory`` lies in, or is; ``None`` when it lies in none, or in one beyond what git is told to look at."""
+    ceilings = git_ceilings()
+    for folder in (directory, *directory.parents):
+        if folder != directory and str(folder) in ceilings:
+            return None
+        if (folder / ".git").exists():
+            return folder
+    return None
 
 
 def look(top: Path, *, program: str = "git", patience_s: float = PATIENCE_S) -> Checkout | Unclear:

@@ -110,8 +110,11 @@ def test_a_checkout_of_somebody_else_asks_for_that_user(work: Path, tmp_path: Pa
     assert found.fix == "run stagekit teardown as the user who owns the checkout"
 
 
-def test_the_checkout_around_a_directory(work: Path, tmp_path: Path) -> None:
+def test_the_checkout_around_a_directory(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (work / "deep" / "er").mkdir(parents=True)
     assert enclosing(work / "deep" / "er") == work
     assert enclosing(work) == work
     assert enclosing(tmp_path / "remote") is None
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", f"/nowhere:{work / 'deep'}")
+    assert enclosing(work / "deep" / "er") is None, "as git itself would have it"
+    assert enclosing(work / "deep") == work
