@@ -31,7 +31,7 @@ from .s3_client import Client, client_for, drop
 from .s3_errors import VENDOR_ERRORS, bare, error_code, status_of, translate
 from .s3_obstore import RANGES, fast_reads
 
-_PIECE_BYTES = 1 << 20  # what is lost, at most, of a body that is cut in a way that the socket reports
+_PIECE_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _MOST_PARTS = 10_000
 
@@ -301,7 +301,7 @@ class S3Store:
             if if_match is not None and etag != if_match:  # a server that ignores conditions
                 raise self._replaced(key, if_match)
             read, size = self._extent(key, answer, start, length)
-            into = _reader(body)
+            reader = _BodyReader(body)
             skip = read
             # Not zeroed first, and on large pages where the system has them: both are felt at a gigabyte a second.
             data = np.empty(size, np.uint8).data
@@ -310,12 +310,12 @@ class S3Store:
                 if skip:
                     rubbish = memoryview(bytearray(min(skip, _PIECE_BYTES)))
                 while skip:
-                    count = into(rubbish[:skip])
+                    count = reader.into(rubbish[:skip])
                     if not count:
                         raise Unreachable(f"reading {self._name(key)}: the body ended before byte {start}")
                     skip -= count
                 while arrived < size:
-                    count = into(data[arrived : arrived + _PIECE_BYTES])
+                    count = reader.into(data[arrived : arrived + _PIECE_BYTES])
                     if not count:
                         raise Unreachable(
                             f"reading {self._name(key)}: the body ended after {arrived} of {size} bytes",
@@ -326,7 +326,7 @@ class S3Store:
             except VENDOR_ERRORS as error:
                 found = self._error(client, error, "reading", key)
                 if isinstance(found, StoreError):
-                    found.received, found.etag = bytes(data[:arrived]), etag
+                    found.received, found.etag = bytes(data[: 0 if skip else arrived + reader.came]), etag
                 raise found from error
             finished = read + size == answer["ContentLength"]
             return data
@@ -525,21 +525,51 @@ class _S3Multipart:
         return self._info
 
 
-def _reader(body: Any) -> Callable[[memoryview], int]:
-    """What reads from the body of an answer into memory, and tells how much: straight from the socket where urllib3 is as we know it.
+class _BodyReader:
+    """Reads the body of an answer into memory: straight from the socket where urllib3 is as we know it, whose own ``readinto`` makes bytes
+    and copies them, which costs as much again as the reading.
 
-    Its own ``readinto`` makes bytes and copies them, which costs as much again as the reading.
+    ``came`` tells after an error how many bytes of that call had come: nothing of a body that stalls or is cut is lost.
     """
-    raw = getattr(body, "_raw_stream", None)
-    source, errors = getattr(raw, "_fp", None), getattr(raw, "_error_catcher", None)
-    if errors is None or not isinstance(source, http.client.HTTPResponse):
-        return body.readinto  # type: ignore[no-any-return]  # botocore has no types
 
-    def into(memory: memoryview) -> int:
-        with errors():  # makes the socket's errors urllib3's, and gives the connection back behind the last byte
-            return source.readinto(memory)
+    _errors: Any  # urllib3 gives it no type
 
-    return into
+    def __init__(self, body: Any) -> None:
+        self.came = 0
+        raw = getattr(body, "_raw_stream", None)
+        source, errors = getattr(raw, "_fp", None), getattr(raw, "_error_catcher", None)
+        self._source: http.client.HTTPResponse | None = None
+        self._body, self._errors = body, errors
+        if errors is not None and isinstance(source, http.client.HTTPResponse) and not source.chunked and source.fp is not None:
+            source.fp = _Arrivals(source.fp)  # type: ignore[assignment]  # as much of a file as is used
+            self._source = source
+
+    def into(self, memory: memoryview) -> int:
+        """Fill ``memory``; less is read only at the body's end."""
+        self.came = 0
+        source = self._source
+        if source is None:
+            read: int = self._body.readinto(memory)
+            return read
+        with self._errors():  # makes the socket's errors urllib3's, and gives the connection back behind the last byte
+            while self.came < len(memory):
+                count = source.readinto(memory[self.came :])
+                if not count:
+                    break
+                self.came += count
+        came, self.came = self.came, 0
+        return came
+
+
+class _Arrivals:
+    """A socket's file that gives what has come, instead of waiting for all that was asked for and losing it when no more comes."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.readinto: Callable[[memoryview], int] = file.readinto1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _body(data: Data) -> bytes | bytearray:

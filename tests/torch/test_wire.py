@@ -163,13 +163,17 @@ def test_a_throttling_that_does_not_end_is_an_error_after_its_budget(open_wire: 
             list(made)
 
 
-def test_a_stalled_body_is_reconnected(open_wire: Callable[[str], Any]) -> None:
+def test_a_stalled_body_is_continued_from_where_it_stopped(open_wire: Callable[[str], Any]) -> None:
     with open_wire("moto") as wire:
         wire.config = replace(wire.config, read_timeout_s=0.5)
         wire.proxy.fault(Stall(50_000), method="GET", key="*/000001.tar", times=1)
         assert everything(wire.loader(5, shuffle=False)) == list(range(60))
         stalled = next(one for one in wire.tars if one.faults)
-        assert [one.key for one in wire.tars if one is not stalled and span(one)[1] == span(stalled)[1]].count(stalled.key) == 1
+        begin, end = span(stalled)
+        [rest] = [one for one in wire.tars if one is not stalled and one.key == stalled.key and span(one)[1] == end]
+        assert span(rest) == (begin + 50_000, end)
+        etag = open_store(wire.url, wire.config).head("shards/000001.tar").etag
+        assert {name.lower(): value for name, value in rest.headers.items()}["if-match"] == f'"{etag}"'
         wire.proxy.release()
 
 
