@@ -26,10 +26,10 @@ _SHAPES = re.compile(
 _BEARER = re.compile(r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{8,}")
 _URL = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@'\"]+@")
 _PRIVATE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-_ASSIGNED = re.compile(
-    rf"(?P<name>[A-Za-z0-9_.-]*{_WORDS}[A-Za-z0-9_-]*)(?P<is>[\"']?\s*(?:=|:)\s*)(?P<value>[\"'][^\"'\n]*[\"']|[^\s,;\"']+)", re.I
-)
-_SPACED = re.compile(rf"(?P<name>--?[A-Za-z0-9_.-]*{_WORDS})(?P<is>\s+)(?P<value>[\"'][^\"'\n]*[\"']|[^\s\"'-][^\s\"']*)", re.IGNORECASE)
+_VALUE = r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s\"',;()\[\]{}]+)"
+_ASSIGNED = re.compile(rf"(?P<name>[A-Za-z0-9_.-]*{_WORDS}[A-Za-z0-9_-]*)(?P<is>[\"'\])]*\s*(?:=(?!=)|:)\s*){_VALUE}", re.IGNORECASE)
+_SPACED = re.compile(rf"(?P<name>--?[A-Za-z0-9_.-]*{_WORDS})(?P<is>\s+){_VALUE}", re.IGNORECASE)
+_LIKELY = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+/_=.~-]{6,}")  # code such as ``token: str`` must stay what it is
 _SHORTEST = 6
 
 
@@ -61,7 +61,7 @@ def redacted_command(command: Sequence[str], secrets: Iterable[str] = ()) -> lis
     """The words of a command line without secrets; a value that follows its option as a word of its own is taken out as well."""
     known = list(secrets)
     result: list[str] = []
-    hide = False
+    hide = script = False
     for word in command:
         if hide and not word.startswith("-"):
             result.append(REDACTED)
@@ -69,12 +69,17 @@ def redacted_command(command: Sequence[str], secrets: Iterable[str] = ()) -> lis
             continue
         name, equals, _ = word.partition("=")
         hide = not equals and word.startswith("-") and is_secret_name(name)
-        result.append(f"{name}={REDACTED}" if equals and is_secret_name(name) else redacted(word, known))
+        whole = equals and is_secret_name(name) and not script
+        result.append(f"{name}={REDACTED}" if whole else redacted(word, known))
+        script = re.fullmatch(r"-[a-z]*c", word) is not None  # what follows is many words in one
     return result
 
 
 def _assigned(match: re.Match[str]) -> str:
-    if not is_secret_name(match["name"]) or REDACTED in match["value"]:
+    value = match["value"]
+    if not is_secret_name(match["name"]) or REDACTED in value or value.startswith("-"):
         return match[0]
-    quote = match["value"][0] if match["value"][0] in "\"'" else ""
-    return f"{match['name']}{match['is']}{quote}{REDACTED}{quote}"
+    if value[0] in "\"'":
+        return f"{match['name']}{match['is']}{value[0]}{REDACTED}{value[0]}"
+    is_bare = match["name"].startswith("-") or match["name"].isupper()  # of a shell, where nothing is quoted
+    return f"{match['name']}{match['is']}{REDACTED}" if is_bare or _LIKELY.fullmatch(value) else match[0]
