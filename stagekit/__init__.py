@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .hooks.loop import Run as Run
     from .indexing import index as index
     from .location import Location as Location
+    from .mds import shard_mds as shard_mds
     from .pruning import prune as prune
     from .publishing import ShardWriter as ShardWriter
     from .publishing import shard as shard
@@ -42,6 +43,7 @@ _HOMES = {
     "prune": "pruning",
     "pull": "staging",
     "shard": "publishing",
+    "shard_mds": "mds",
     "teardown": "verdict",
     "verify": "verification",
 }

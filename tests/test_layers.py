@@ -37,6 +37,7 @@ LEVELS = {
     # work
     "sources": 3,
     "publishing": 3,
+    "mds": 3,
     "dataset": 3,
     "indexing": 3,
     "stream": 3,
@@ -85,6 +86,7 @@ ROOMS = {
     "PIL": ("shards.sample", "torch", "demo"),
     "sklearn": ("demo",),
     "distributed": ("publishing.engines",),
+    "streaming": ("mds.job",),
     "pyarrow": ("sources.arrow", "sources.compressed"),
     "click": ("cli",),
     "rich": ("cli",),

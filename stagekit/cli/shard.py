@@ -7,6 +7,7 @@ from typing import Any, Literal
 import click
 
 from ..config import StoreConfig
+from ..units import parse_size
 from .options import SIZE, store_options
 from .output import Printer
 
@@ -14,8 +15,21 @@ from .output import Printer
 @click.command()
 @click.argument("source")
 @click.argument("dest")
+@click.option("--shard-size", type=SIZE, metavar="SIZE", help="Bytes of a shard at most, headers included. [default: 256MiB; mds: 64MiB]")
 @click.option(
-    "--shard-size", type=SIZE, default="256MiB", show_default=True, help="Bytes of a shard at most, headers and padding included."
+    "--format",
+    "shard_format",
+    type=click.Choice(["webdataset", "mds"]),
+    default="webdataset",
+    show_default=True,
+    help="webdataset: tars, for Stagekit and everybody who reads those. mds: MosaicML's format, for its StreamingDataset.",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME:ENCODING",
+    help="mds: how a field is stored, such as cls:int64 or json:bytes. [default: by its extension] May be repeated.",
 )
 @click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples of a shard at most.")
 @click.option("--labels", type=click.Choice(["dir"]), help="dir: the top-level folder is the class; adds the field cls with its index.")
@@ -74,7 +88,9 @@ from .output import Printer
 def command(
     source: str,
     dest: str,
-    shard_size: int,
+    shard_size: int | None,
+    shard_format: Literal["webdataset", "mds"],
+    columns: tuple[str, ...],
     samples_per_shard: int | None,
     labels: Literal["dir"] | None,
     on_bad: Literal["raise", "skip"],
@@ -94,27 +110,42 @@ def command(
     CSV, Parquet, a saved Hugging Face data set): each row is a sample. DEST is a URL or a directory; nothing is visible there as a data
     set before everything is. The same command goes on where it was interrupted, and does nothing when it is done.
     """
+    from .. import mds, publishing
+    from ..errors import UsageError
     from ..location import Location
-    from ..publishing import outline, publish, refuse_overlap, source_of
+    from ..mds.outline import SHARD_SIZE
 
-    prepared = source_of(source, labels=labels, on_bad=on_bad, store=store, on_event=printer.on_event, **folder)
+    if shard_format == "mds" and update:
+        raise UsageError("--update adds tars to a data set of tars; with --format mds name another destination for what is new")
+    if shard_format != "mds" and columns:
+        raise UsageError("--column is for --format mds; a tar holds the bytes of a field as they are")
+    prepared = publishing.source_of(source, labels=labels, on_bad=on_bad, store=store, on_event=printer.on_event, **folder)
+    cut: dict[str, Any] = {
+        "shard_size": shard_size or (SHARD_SIZE if shard_format == "mds" else "256MiB"),
+        "samples_per_shard": samples_per_shard,
+    }
     if dry_run:
-        refuse_overlap(prepared.location, Location.parse(dest))
-        plan = outline(prepared, shard_size=shard_size, samples_per_shard=samples_per_shard)
+        publishing.refuse_overlap(prepared.location, Location.parse(dest))
+        plan: publishing.Outline | mds.MdsOutline
+        if shard_format == "mds":
+            plan = mds.mds_outline(prepared, columns=columns, **cut)
+        else:
+            plan = publishing.outline(prepared, shard_size=parse_size(cut["shard_size"]), samples_per_shard=samples_per_shard)
         printer.data("\n".join(plan.lines), {"event": "plan", **plan.record})
         return
-    done = publish(
-        prepared,
-        dest,
-        shard_size=shard_size,
-        samples_per_shard=samples_per_shard,
-        on_bad=on_bad,
-        workers=workers,
-        executor=executor,
-        takeover=takeover,
-        update=update,
-        limit_rate=limit_rate,
-        store=store,
-        on_event=printer.on_event,
-    )
+    how: dict[str, Any] = {
+        **cut,
+        "on_bad": on_bad,
+        "workers": workers,
+        "executor": executor,
+        "takeover": takeover,
+        "limit_rate": limit_rate,
+        "store": store,
+        "on_event": printer.on_event,
+    }
+    done: publishing.Publication | mds.MdsPublication
+    if shard_format == "mds":
+        done = mds.publish_mds(prepared, dest, columns=columns, **how)
+    else:
+        done = publishing.publish(prepared, dest, update=update, **how)
     printer.data("\n".join(done.lines), {"event": "published", **done.record})

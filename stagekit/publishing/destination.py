@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from .claim import CLAIM, Claim, confirm_claim, read_claim, release_claim, repla
 from .outline import counted
 
 CLASSES = "classes.json"
+SHARDS = "shards/"
 _SHARD_OBJECT = re.compile(r"shards/[0-9]{6,}\.(tar|tar\.idx|blocks)")
 _READ_BACKS = 3
 _SIDE_FILES = frozenset({WIDS, CLASSES})
@@ -78,7 +79,7 @@ def look(store: Store) -> Found:
             claimed = True
         elif _SHARD_OBJECT.fullmatch(info.key):
             objects[info.key] = info
-        elif info.key not in _SIDE_FILES and not _is_probe(info.key):
+        elif info.key not in _SIDE_FILES and not is_probe(info.key):
             raise PublishError(
                 f"publishing to {store.location}: it holds {info.key!r}, which is no part of a data set; nothing was written. "
                 f"Choose an empty destination, such as {store.location / 'dataset'}"
@@ -86,7 +87,7 @@ def look(store: Store) -> Found:
     return Found(read_manifest(store) if complete else None, objects, claimed)
 
 
-def _is_probe(key: str) -> bool:
+def is_probe(key: str) -> bool:
     """Whether ``key`` is a scratch object with which a store finds out what its server can do; it is removed in a moment."""
     return key.rpartition("/")[2].startswith(".stagekit-")
 
@@ -105,11 +106,19 @@ def read_manifest(store: Store) -> Manifest | None:
     return None if data is None else Manifest.from_bytes(data, source=str(store.location / MANIFEST))
 
 
-def enter(store: Store, plan: str, found: Found, *, takeover: bool) -> bool:
+def enter(
+    store: Store,
+    plan: str,
+    found: Found,
+    *,
+    takeover: bool,
+    again: Callable[[Store], Found] = look,
+    uploads: str = SHARDS,
+) -> bool:
     """Claim the destination for ``plan``. Returns whether objects of the same plan may be there already.
 
     Raises ``PublishError`` when somebody else's claim or leftovers are there; with ``takeover``, leftovers of a run that is not provably
-    alive are removed first.
+    alive are removed first. ``again`` looks at the destination once more; below ``uploads`` lies what killed runs may have left on its way.
     """
     for _ in range(3):
         claim = read_claim(store)
@@ -123,7 +132,7 @@ def enter(store: Store, plan: str, found: Found, *, takeover: bool) -> bool:
             continue  # somebody was faster: look at what they wrote
         if claim.plan == plan:
             if claim.state() == "dead":
-                drop_open_uploads(store)
+                drop_open_uploads(store, uploads)
             replace_claim(store, plan)
             return True
         if claim.state() == "running":
@@ -134,8 +143,8 @@ def enter(store: Store, plan: str, found: Found, *, takeover: bool) -> bool:
         finished = found.manifest is not None and not found.leftovers and claim.state() == "dead"  # killed behind its manifest
         if not takeover and not finished:
             raise _leftovers(store, _describe(claim))
-        drop_open_uploads(store)
-        _clear(store, look(store))
+        drop_open_uploads(store, uploads)
+        _clear(store, again(store))
         replace_claim(store, plan)
         confirm_claim(store, plan)
         return False
@@ -164,20 +173,20 @@ def _clear(store: Store, found: Found) -> None:
             store.delete(key)
 
 
-def drop_open_uploads(store: Store) -> None:
+def drop_open_uploads(store: Store, prefix: str) -> None:
     """Abort what killed runs were in the middle of sending: it is billed and never becomes visible."""
     with suppress(StoreError):  # a server that cannot list uploads has nothing to drop; the shards do not depend on it
-        for upload in list(store.open_uploads("shards/")):
+        for upload in list(store.open_uploads(prefix)):
             store.abort_upload(upload)
 
 
-def confirm_objects(store: Store, expected: Iterable[Stored]) -> None:
+def confirm_objects(store: Store, expected: Iterable[Stored], *, prefix: str = SHARDS) -> None:
     """Raise ``PublishError`` unless the store holds exactly what was sent: another run may have replaced a shard meanwhile.
 
     One listing answers for all; whatever it does not confirm is asked for by itself, since listings may lag. An object that was replaced
     is read back: a run of the same plan replaces by the same bytes.
     """
-    listed = {info.key: info for info in store.list("shards/")}
+    listed = {info.key: info for info in store.list(prefix)}
     for wanted in expected:
         if _agrees(wanted, listed.get(wanted.key)):
             continue

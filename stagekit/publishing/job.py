@@ -8,10 +8,8 @@ the source without sending it, which costs reading instead of sending.
 from __future__ import annotations
 
 import functools
-import hashlib
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,13 +25,13 @@ from ..shards.plan import PlannedSample, PlannedShard
 from ..sources.base import Bad, InOrder, OnBad, Read, Source
 from ..store import open_store
 from ..store.base import Data, ObjectInfo, Store
-from ..transfer.put import Stored, part_size_for, put_object
+from ..transfer.put import Stored, put_object
 from .destination import content, stored_sha256
+from .etag import Etag
 from .pace import Pace
 from .sending import tar_writer
 
 _REPORT_EVERY_S = 0.1
-_MD5_ETAG = re.compile(r'"?([0-9a-f]{32})(-[0-9]+)?"?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +79,22 @@ def publish_shard(job: ShardJob, *, on_event: Subscriber = ignore) -> ShardOutco
     return _Work(job, open_store(job.where, job.config, on_event=on_event), on_event).run()
 
 
+def read_samples(source: Source, samples: Sequence[PlannedSample], passed_over: Container[str] = ()) -> Iterator[Read]:
+    """The payload of each of ``samples`` in order, or the ``SourceError`` in its place. A source that reads them singly is not asked for
+    the keys in ``passed_over``; from another one they may come all the same."""
+    if isinstance(source, InOrder):
+        return source.read_in_order(samples)
+
+    def read(sample: PlannedSample) -> Read:
+        try:
+            return sample.key, source.read(sample)
+        except SourceError as error:
+            return sample.key, error
+
+    wanted = (sample for sample in samples if sample.key not in passed_over)
+    return map(read, wanted) if source.readers == 1 else each(read, wanted, threads=source.readers)
+
+
 _prepare = functools.cache(keep_freed_memory)  # once in each process that does jobs
 
 
@@ -125,7 +139,7 @@ class _Work:
     def _pieces(self, builder: ShardBuilder) -> Iterator[Data]:
         """The shard's bytes, made from the samples that can be read."""
         done = 0
-        for read in self._read():
+        for read in read_samples(self._job.source, self._job.shard.samples, self._bad):
             if isinstance(read, Batch):
                 for piece in builder.batch(read):
                     done += len(piece)
@@ -150,26 +164,12 @@ class _Work:
             raise _NothingLeft
         yield from builder.finish()
 
-    def _read(self) -> Iterator[Read]:
-        source, samples = self._job.source, self._job.shard.samples
-        if isinstance(source, InOrder):
-            return source.read_in_order(samples)
-
-        def read(sample: PlannedSample) -> Read:
-            try:
-                return sample.key, source.read(sample)
-            except SourceError as error:
-                return sample.key, error
-
-        wanted = (sample for sample in samples if sample.key not in self._bad)
-        return map(read, wanted) if source.readers == 1 else each(read, wanted, threads=source.readers)
-
     def _skip(self, key: str, error: SourceError) -> None:
         if self._job.on_bad == "raise":
             raise error
         self._bad[key] = Bad(key, str(error))
 
-    def _build(self, digests: _Etag | None = None) -> BuiltShard:
+    def _build(self, digests: Etag | None = None) -> BuiltShard:
         """The shard's digests, without keeping or sending a byte."""
         builder = ShardBuilder()
         for piece in self._pieces(builder):
@@ -188,7 +188,7 @@ class _Work:
             info = store.head(name)
         except NotFound:
             info = ObjectInfo(name, 0)
-        digests = _Etag.like(info)
+        digests = Etag.like(info)
         built = self._build(digests)
         same = built.table.to_bytes() == table and built.bytes == info.size
         if same and digests is not None and not digests.matches(info):
@@ -253,46 +253,3 @@ class _Work:
             self._reported_s = now_s
             self._on_event(Progress(self._name, builder.files, unit="files"))
             self._on_event(Progress(self._name, done, self._job.shard.bytes))
-
-
-class _Etag:
-    """The etag that a store with MD5 etags gives to the bytes passed through."""
-
-    def __init__(self, part_size: int | None) -> None:
-        self._part_size = part_size
-        self._md5 = hashlib.md5(usedforsecurity=False)
-        self._filled = 0
-        self._parts: list[bytes] = []
-
-    @classmethod
-    def like(cls, info: ObjectInfo) -> _Etag | None:
-        """Ready for an object with the etag of ``info``; ``None`` when that is no MD5."""
-        match = _MD5_ETAG.fullmatch(info.etag or "")
-        return None if match is None else cls(part_size_for(None) if match.group(2) else None)
-
-    def update(self, data: Data) -> None:
-        if self._part_size is None:
-            self._md5.update(data)
-            return
-        view = memoryview(data)
-        while len(view):
-            taken = view[: self._part_size - self._filled]
-            self._md5.update(taken)
-            self._filled += len(taken)
-            view = view[len(taken) :]
-            if self._filled == self._part_size:
-                self._next_part()
-
-    def _next_part(self) -> None:
-        self._parts.append(self._md5.digest())
-        self._md5 = hashlib.md5(usedforsecurity=False)
-        self._filled = 0
-
-    def matches(self, info: ObjectInfo) -> bool:
-        if self._part_size is None:
-            expected = self._md5.hexdigest()
-        else:
-            if self._filled:
-                self._next_part()
-            expected = f"{hashlib.md5(b''.join(self._parts), usedforsecurity=False).hexdigest()}-{len(self._parts)}"
-        return (info.etag or "").strip('"') == expected

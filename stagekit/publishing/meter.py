@@ -40,7 +40,7 @@ class Meter:
         self._files: dict[int, int] = dict.fromkeys(self._bytes, 0)
         self._finished: set[int] = set()
         self._retries = 0
-        self._began_s = self._clock()
+        self._first: tuple[float, int] | None = None
 
     def takes(self, event: Event) -> bool:
         """Whether ``event`` is a part of the sum, which then is told instead of it."""
@@ -76,11 +76,16 @@ class Meter:
         self._estimate(done, total)
 
     def _estimate(self, done: int, total: int) -> None:
-        passed_s = self._clock() - self._began_s
-        if self._estimated or passed_s < _MEASURED_S or not done:
+        if self._estimated or not done:
+            return
+        now_s = self._clock()
+        if self._first is None:  # what came before the first byte, such as loading a package, is not paid for every byte
+            self._first = now_s, done
+        passed_s, passed = now_s - self._first[0], done - self._first[1]
+        if passed_s < _MEASURED_S or not passed:
             return
         self._estimated = True
-        rate = done / passed_s
+        rate = passed / passed_s
         if total / rate > _LONG_S:
             self._on_event(
                 Message(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,8 @@ class Outline:
     bad: tuple[Bad, ...]
     classes: tuple[str, ...]
     notes: tuple[str, ...]
+    source_notes: tuple[str, ...] = ()
+    """Those of ``notes`` that the source made."""
 
     @property
     def files(self) -> int:
@@ -89,14 +91,18 @@ class Outline:
         return ", ".join(parts + ([f"{format_count(len(self.bad))} that cannot be packed"] if self.bad else []))
 
 
-def outline(source: Source, *, shard_size: int, samples_per_shard: int | None = None) -> Outline:
+def outline(source: Source, *, shard_size: int, samples_per_shard: int | None = None, fit: Callable[[Plan], int] | None = None) -> Outline:
     """List ``source`` and plan its shards. A pure function of the listing and the options: no payload is read, nothing is written.
+
+    ``fit`` says, from a plan for ``shard_size``, at which size of tars to cut instead: for files that are no tars and have another size.
 
     Raises ``SourceError``, ``DuplicateKey`` and ``KeyNotAllowed`` for what cannot be packed.
     """
     with _no_collection():
         listing = source.listing()
         made = plan(listing.samples, shard_size=shard_size, samples_per_shard=samples_per_shard)
+        if fit is not None:
+            made = plan(listing.samples, shard_size=fit(made), samples_per_shard=samples_per_shard)
     return Outline(
         plan=made,
         fields=dict(made.fields),
@@ -104,6 +110,7 @@ def outline(source: Source, *, shard_size: int, samples_per_shard: int | None = 
         bad=tuple(listing.bad),
         classes=listing.classes,
         notes=(*listing.notes, *_notes(made, sum(totals.samples for totals in made.fields.values()), shard_size)),
+        source_notes=tuple(listing.notes),
     )
 
 
@@ -120,13 +127,23 @@ def _no_collection() -> Iterator[None]:
 
 
 def _notes(made: Plan, files: int, shard_size: int) -> Iterable[str]:
-    payload, total = made.payload_bytes, made.bytes
+    yield from overhead_notes(made.payload_bytes, made.bytes, files)
+    yield from oversized_notes(made, shard_size)
+    yield from near_duplicate_notes(made.near_duplicates)
+
+
+def overhead_notes(payload: int, total: int, files: int) -> Iterable[str]:
+    """A sentence when tars of ``total`` bytes spend more than a fifth of their payload, which lies in ``files`` fields."""
     if total - payload > _NOTED_OVERHEAD * payload:
         yield (
             f"tar headers and padding add {format_size(total - payload)} to {format_size(payload)} of payload, since a field has "
             f"{format_size(payload / files)} on average and tar spends 512 bytes and padding on each; put the small fields of a sample "
             "into one (a .json, an .npz) to avoid that"
         )
+
+
+def oversized_notes(made: Plan, shard_size: int) -> Iterable[str]:
+    """A sentence when samples are larger than a shard should be."""
     if made.oversized:
         keys = [made.shards[number].samples[0].key for number in made.oversized]
         one = len(keys) == 1
@@ -135,11 +152,15 @@ def _notes(made: Plan, files: int, shard_size: int) -> Iterable[str]:
             f"{'in a larger shard of its own' if one else 'each in a larger shard of its own'}: {', '.join(keys[:_SHOWN])}"
             f"{' …' if len(keys) > _SHOWN else ''}"
         )
-    if made.near_duplicates:
-        groups = ["; ".join(map(ascii, keys)) for keys in made.near_duplicates[:_SHOWN]]
+
+
+def near_duplicate_notes(found: Sequence[tuple[str, ...]]) -> Iterable[str]:
+    """A sentence when keys are easily mixed up: ``found`` has the groups."""
+    if found:
+        groups = ["; ".join(map(ascii, keys)) for keys in found[:_SHOWN]]
         yield (
             f"keys that differ only in case or Unicode normalisation stay apart; make sure that is meant "
-            f"({format_count(len(made.near_duplicates))} groups): {' | '.join(groups)}{' …' if len(made.near_duplicates) > _SHOWN else ''}"
+            f"({format_count(len(found))} groups): {' | '.join(groups)}{' …' if len(found) > _SHOWN else ''}"
         )
 
 

@@ -146,9 +146,9 @@ def _not_allowed(name: str, reason: str) -> KeyNotAllowed:
     return KeyNotAllowed(f"a shard cannot hold {name!r}: {reason}. Rename it, or leave it out")
 
 
-_TEXT = frozenset({"txt", "text", "transcript"})
-_NUMBER = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
-_JSON = frozenset({"json", "jsn"})
+TEXT_FIELDS = frozenset({"txt", "text", "transcript"})
+NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+JSON_FIELDS = frozenset({"json", "jsn"})
 _IMAGE = {"png": "PNG", "jpg": "JPEG", "jpeg": "JPEG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF", "ppm": "PPM"}
 
 
@@ -186,7 +186,7 @@ def encode_field(field: str, value: object, *, key: str = "") -> bytes:
 
 def _encode(last: str, value: Any) -> bytes | None:
     """``value`` encoded for the extension ``last``; ``None`` when they do not fit."""
-    if last in _JSON:
+    if last in JSON_FIELDS:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain).encode()
     if last == "npy":
         return _npy(value)
@@ -196,9 +196,9 @@ def _encode(last: str, value: Any) -> bytes | None:
         return _image(_IMAGE[last], value)
     if isinstance(value, str):
         return value.encode()
-    if last in _NUMBER or last in _TEXT:
+    if last in NUMBER_FIELDS or last in TEXT_FIELDS:
         if isinstance(value, float):
-            return repr(value).encode() if last in _TEXT else None
+            return repr(value).encode() if last in TEXT_FIELDS else None
         return str(operator.index(_plain(value))).encode()
     return None
 

@@ -39,11 +39,13 @@ def test_the_sum_of_all_shards_with_files_and_retries() -> None:
 
 def test_200_gb_at_40_mbit_s_are_eleven_hours() -> None:
     meter, clock, told = started(100 * 10**9)
+    clock.now_s += 30  # until the first byte: nothing that every byte would cost
+    meter.takes(Progress("shards/000000.tar", 1_000_000))
     clock.now_s += 4
-    meter.takes(Progress("shards/000000.tar", 20_000_000))
+    meter.takes(Progress("shards/000000.tar", 21_000_000))
     assert not [event for event in told if isinstance(event, Message)]
     clock.now_s += 2
-    for done in (30_000_000, 31_000_000):
+    for done in (31_000_000, 32_000_000):
         meter.takes(Progress("shards/000000.tar", done))
     (estimate,) = (event for event in told if isinstance(event, Message))
     assert estimate.text == ("200 GB take 11.1 h at the 5.00 MB/s of the first 6.0 s; interrupt it at any time, the same command goes on")
@@ -51,6 +53,7 @@ def test_200_gb_at_40_mbit_s_are_eleven_hours() -> None:
 
 def test_who_waits_a_minute_is_not_told_so() -> None:
     meter, clock, told = started(50_000_000)
+    meter.takes(Progress("shards/000000.tar", 1_000_000))
     clock.now_s += 6
-    meter.takes(Progress("shards/000000.tar", 30_000_000))
+    meter.takes(Progress("shards/000000.tar", 31_000_000))
     assert not [event for event in told if isinstance(event, Message)]
