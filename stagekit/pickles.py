@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Stand:
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
-            return dict
+            return OrderedDict  # what torch makes a state of; it takes attributes, and does nothing
         return type(name, (Stand,), {"__module__": module})
 
     def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002 - a tensor's bytes, which lie elsewhere

@@ -49,10 +49,11 @@ def test_what_is_no_whole_pickle_is_told(data: bytes) -> None:
 
 
 def test_a_file_of_torch_is_read_without_its_tensors(tmp_path: Path) -> None:
-    torch.save({"global_step": 7, "weights": {"w": torch.ones(3)}}, tmp_path / "x.ckpt")
+    torch.save({"global_step": 7, "weights": {"w": torch.ones(3)}, "model": torch.nn.Linear(1, 1).state_dict()}, tmp_path / "x.ckpt")
     found = pickles.read_saved(tmp_path / "x.ckpt")
     assert found["global_step"] == 7
     assert isinstance(found["weights"]["w"], Stand)
+    assert list(found["model"]) == ["weight", "bias"]
     (tmp_path / "cut.ckpt").write_bytes((tmp_path / "x.ckpt").read_bytes()[:-40])
     with pytest.raises(ValueError, match="or is cut"):
         pickles.read_saved(tmp_path / "cut.ckpt")

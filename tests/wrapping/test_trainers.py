@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .machine import Machine
 
-HF = str(Path(__file__).with_name("hf.py"))
+HF, LIGHTNING = (str(Path(__file__).with_name(name)) for name in ("hf.py", "lit.py"))
 
 
 def test_a_trainer_that_is_killed_goes_on_with_the_same_losses_on_another_machine(tmp_path: Path) -> None:
@@ -28,3 +28,18 @@ def test_a_trainer_that_is_killed_goes_on_with_the_same_losses_on_another_machin
     whole = json.loads(straight.read_text())
     assert len(whole) == 12
     assert json.loads((other.directory / "losses.json").read_text()) == whole
+
+
+def test_a_lightning_training_goes_on_with_ckpt_path_last(tmp_path: Path) -> None:
+    quiet = {"OMP_NUM_THREADS": "1"}
+    machine = Machine(tmp_path / "machine", str(tmp_path / "bucket" / "run"), quiet)
+    command = [sys.executable, "-W", "ignore", LIGHTNING, "out"]
+    killed = machine.stagekit(*machine.line([*command, "--die-at", "2"]))
+    assert killed.code == 137, killed.err
+    assert "from step 0" in killed.out
+    assert set(machine.steps()) == {8}
+    other = Machine(tmp_path / "other", machine.url, quiet)
+    resumed = other.stagekit(*other.line(command))
+    assert resumed.code == 0, resumed.err
+    assert "from step 8" in resumed.out
+    assert max(machine.steps()) == 12
