@@ -8,7 +8,8 @@ trainer     ``checkpoint-<step>/`` of transformers' ``Trainer``                e
 dcp         a directory with ``.metadata`` or ``*.distcp``                     ``.metadata`` is there, and every file it names
 accelerate  a directory with ``random_states_<rank>.pkl``                      every file is whole and it is quiet
 lightning   ``*.ckpt``, a file or a directory                                  it is quiet and whole
-pattern     what the user's pattern names, a file or a directory               it is quiet, and whole as far as its formats tell
+pattern     what the user's pattern names, a file or a directory;              it is quiet, and whole as far as its formats tell
+            ``checkpoint-<step>/`` of a program that is no ``Trainer``
 =========== ================================================================== ====================================================
 
 *Quiet* means that no file below it was added, changed or removed for some time; the one who looks knows the time. What has no end of its
@@ -38,6 +39,7 @@ INCOMPLETE = ".incomplete"
 
 _STEP = re.compile(r"(?:step|iter|global_step|checkpoint)[=_-]?0*([0-9]{1,12})(?![0-9])", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![0-9.])0*([0-9]{1,12})(?![0-9.])")
+_TRAINERS = re.compile(r"(trainer_state\.json|training_args\.bin|optimizer|scheduler\.pt|rng_state|global_step|latest|pytorch_model_fsdp)")
 _TELLS_ITS_END = (".safetensors", ".json", ".pt", ".pth", ".bin", ".ckpt")
 _STRUCTURED = ("trainer", "dcp")
 
@@ -221,7 +223,7 @@ def _kind(path: Path, relative: str, is_folder: bool, patterns: Sequence[str]) -
         if any(re.fullmatch(r"random_states_[0-9]+\.pkl", name) for name in names):
             return "accelerate"
         if trainer.step_of(path) is not None:
-            return "trainer" if not _matches(relative, patterns) or trainer.STATE in names else "pattern"
+            return "trainer" if any(map(_TRAINERS.match, names)) else "pattern"
     if path.suffix == ".ckpt":
         return "lightning"
     return "pattern" if _matches(relative, patterns) else None

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from ..config import StoreConfig
-from ..errors import CheckpointError, StagekitError, UploadFailed, UsageError, WorkerDied
+from ..errors import CheckpointError, StagekitError, UsageError, WorkerDied
 from ..mounts import refuse_mount
 from ..progress import Event, Message, Progress, Subscriber
 from ..runs.layout import Checkpoint
@@ -29,7 +29,7 @@ from . import record
 from .child import Child, exit_code_of
 from .collect import Collector, named, waiting_for
 from .finish import finish_left
-from .logs import EVERY_S, Logs
+from .logs import EVERY_S, LOGS, Logs
 from .note import Note, log_directory, notes
 from .redaction import redacted_command, secret_values
 from .resuming import Resume, Start, clear_way, start_from
@@ -144,11 +144,11 @@ class _Quietly:
                 self.lost = True
 
 
-class _Leave(BaseException):
+class _Leave(KeyboardInterrupt):
     """Ctrl-C while the drain is running: leave at once."""
 
 
-class _Hurry(BaseException):
+class _Hurry(KeyboardInterrupt):
     """SIGTERM while the drain is running: the machine goes away."""
 
 
@@ -167,6 +167,8 @@ class _Wrapper:
     child: Child | None = None
     draining: bool = False
     reason: Reason = "ended"
+    early: list[int] = field(default_factory=list)
+    sender: threading.Thread | None = None
     stop_logs: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> Ended:
@@ -279,12 +281,14 @@ class _Wrapper:
                 finish_left(note, self.training, on_event=self.on_event, clock=self.clock, monotonic=self.monotonic)
 
     def _attempt(self) -> str:
-        number = 0
-        with suppress(StagekitError, OSError):
-            number = max((int(name.partition("-")[0]) for name in record.attempts(self.training._store)), default=0)
-        for note in notes():
-            number = max(number, int(note.attempt.partition("-")[0]))
-        return f"{number + 1:06d}-{uuid.uuid4().hex[:8]}"
+        """A name for this start, after all that are known here or in the bucket."""
+        names = [note.attempt for note in notes()]
+        with suppress(StagekitError, OSError):  # without a look the number may be one that was used; the name is another
+            store = self.training._store
+            names += record.attempts(store)
+            names += [folder.removeprefix(LOGS) for folder in store.children(LOGS).folders]
+        numbers = [int(name.partition("-")[0]) for name in names if name.partition("-")[0].isdecimal()]
+        return f"{max(numbers, default=0) + 1:06d}-{uuid.uuid4().hex[:8]}"
 
     def _record(self, attempt: str) -> None:
         from .. import __version__
@@ -322,15 +326,15 @@ class _Wrapper:
                 self.child = Child(
                     self.command, environ=environ, grace_s=self.settings.grace_s, logs=files, stdout=self.settings.stdout, keep=(held,)
                 )
-                sender = threading.Thread(target=self._send_logs, args=(logs,), name="stagekit-logs", daemon=True)
+                for number in self.early:
+                    self.child.send(number)
                 if logs is not None:
-                    sender.start()
+                    self.sender = threading.Thread(target=self._send_logs, args=(logs,), name="stagekit-logs", daemon=True)
+                    self.sender.start()
                 try:
                     return self._watch(self.child, files or ())
                 finally:
                     self.stop_logs.set()
-                    if logs is not None:
-                        sender.join(self.settings.drain_s if self.deadline is None else max(0.0, self.deadline - self.monotonic()))
         except UsageError:
             note.remove()
             raise
@@ -412,6 +416,8 @@ class _Wrapper:
             return
         if self.child is not None:
             self.child.send(number)
+        else:
+            self.early.append(number)  # it is just being started
 
     # -------------------------------------------------------------------------------------------------------- after it
 
@@ -455,25 +461,33 @@ class _Wrapper:
         while True:
             try:
                 self.draining = True
-                left_s = max(0.0, min(end_s, self.deadline if self.deadline is not None else end_s) - self.monotonic())
                 with suppress(CheckpointError):
-                    self.training.drain(left_s)
-                if logs is not None and (self.deadline is None or self.monotonic() < self.deadline):
-                    sent_logs = logs.bring(last=True)
+                    self.training.drain(self._left(end_s))
+                if logs is not None:
+                    sent_logs = self._last_logs(logs, end_s)
+                self.draining = False
                 break
             except _Hurry:
                 continue  # with the time that is left
             except _Leave:
+                self.draining = False
                 problems.append("interrupted")
                 break
-        self.draining = False
         self.training._drain_s = 0.0
         try:
             self.training.close()
-        except UploadFailed as error:
-            problems.append(str(error))
         except StagekitError as error:
             problems.append(str(error))
         if not sent_logs:
             problems.append(f"logs are not all in {self.training.url}; the next start, or `stagekit teardown`, sends them")
         return "; ".join(problems) or None
+
+    def _left(self, end_s: float) -> float:
+        return max(0.0, min(end_s, self.deadline if self.deadline is not None else end_s) - self.monotonic())
+
+    def _last_logs(self, logs: Logs, end_s: float) -> bool:
+        if self.sender is not None:
+            self.sender.join(self._left(end_s))
+            if self.sender.is_alive():
+                return False  # a store that hangs
+        return self._left(end_s) > 0 and logs.bring(last=True)

@@ -201,6 +201,20 @@ def test_accelerate_is_finished_when_quiet(tmp_path: Path, watch: Watch, clock: 
     assert (found.kind, found.step()) == ("accelerate", 500)
 
 
+def test_a_directory_with_a_trainers_name_and_nothing_of_a_trainer_is_finished_when_quiet(
+    tmp_path: Path, watch: Watch, clock: Clock
+) -> None:
+    folder = tmp_path / "checkpoint-9"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert finished(watch, tmp_path) == []
+    clock.now += 31
+    (found,) = watch.finished([look(tmp_path)])
+    assert (found.kind, found.step()) == ("pattern", 9)
+    (folder / "training_args.bin").write_bytes(RNG)  # it is a Trainer that is slow
+    assert finished(watch, tmp_path, still=True) == []
+
+
 def test_a_pattern_names_files_or_directories_and_quiet_decides(tmp_path: Path, watch: Watch, clock: Clock) -> None:
     (tmp_path / "weights-7.npz").write_bytes(b"x")
     (tmp_path / "iter_0000012").mkdir()
