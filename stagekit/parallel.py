@@ -41,6 +41,31 @@ def each(function: Callable[[T], R], items: Iterable[T], *, threads: int = 8) ->
         work.stop()
 
 
+class Beside(Generic[R]):
+    """``function()`` in a thread of its own, a daemon, that starts at once. Where none can be started the call is made here."""
+
+    def __init__(self, function: Callable[[], R]) -> None:
+        self._function = function
+        self._thread = threading.Thread(target=self._work, name="stagekit-beside", daemon=True)
+        self._result = _Result[R]()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._work()
+
+    def _work(self) -> None:
+        try:
+            self._result.value.append(self._function())
+        except BaseException as error:
+            self._result.error = error
+
+    def get(self) -> R:
+        """Wait for it, and return what it gave or raise what it raised."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        return self._result.get()
+
+
 class _Result(Generic[R]):
     """What one call gave."""
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagekit.parallel import each
+from stagekit.parallel import Beside, each
 
 
 @settings(max_examples=50)
@@ -62,3 +62,14 @@ def test_items_are_drawn_lazily() -> None:
     next(results)
     results.close()  # type: ignore[attr-defined]  # it is a generator
     assert len(drawn) <= 2 * 4 + 2
+
+
+def test_something_beside_gives_its_value_or_its_error_when_it_is_asked_for() -> None:
+    going_on = threading.Event()
+    beside = Beside(lambda: going_on.wait(60))
+    going_on.set()
+    assert beside.get() is True
+    failed: Beside[float] = Beside(lambda: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            failed.get()

@@ -13,7 +13,7 @@ from ..config import StoreConfig, home_directory
 from ..errors import StagekitError
 from ..location import Location
 from ..mounts import judge as judge_mount
-from ..parallel import each
+from ..parallel import Beside, each
 from ..progress import Message, Subscriber
 from ..progress import ignore as nobody
 from ..runs import catalog, spool
@@ -24,6 +24,7 @@ from ..wrapping.note import Note
 from . import files, git, origins, processes, publications, steps, trackers, uploads, wrapped
 from .bucket import RunState, look_at_run, unseen
 from .durable import Durable
+from .files import Found
 from .findings import Finding, Verdict, decide
 from .finishing import finish, finish_own, finish_wrapped, own_runs
 from .scope import Judged, Target, find_scope, open_briefly
@@ -75,17 +76,23 @@ def judge(
     clock: Callable[[], float] = time.time,
 ) -> Verdict:
     """The verdict on a scope that ``find_scope`` found. See ``teardown``."""
-    findings = list(judged.findings)
     durable = judged.durable
+    # What hangs (a store, git, a name server) hangs beside the others, so that the answer comes within ten seconds.
+    local = Beside(partial(_look_around, judged))
+    begun = Beside(partial(_publications, judged))
+    findings = list(judged.findings)
     spools = [Path(path) for path in judged.scope.spools]
     entries, broken = uploads.pending(spools)
     states: dict[str, RunState] = {}
     running, unread = wrapped.noted(judged.home)
     if not check:
-        states = _finish(judged.targets, entries, on_event)
+        states, waited = _finish(judged.targets, entries, on_event)
         _finish_wrapped(judged.targets, running, states, on_event)
         entries, broken = uploads.pending(spools)
+        waited = waited or bool(running)
         running, unread = wrapped.noted(judged.home)
+        if waited:  # for minutes, it may be
+            local, begun = Beside(partial(_look_around, judged)), Beside(partial(_publications, judged))
     findings.extend([*unread, *wrapped.judge(running)])
     findings.extend(durable.excuse(finding, finding.subject) for finding in broken)
     for entry, finding in zip(entries, uploads.judge(entries, clock), strict=True):
@@ -99,8 +106,9 @@ def judge(
         findings.extend(_on_this_machine(target, durable))
     beats = [beat for url in states if (beat := last_heartbeat(url, judged.home)) is not None]
     findings.extend(steps.judge(states, [entry for entry in entries if not durable.holds(entry.directory)], beats))
-    findings.extend(_local(judged, states, clock, on_event))
-    findings.extend(_elsewhere(judged, states))
+    findings.extend(_local(judged, local.get(), states, clock, on_event))
+    findings.extend(begun.get())
+    findings.extend(_origins(judged, states))
     findings.extend(processes.judge(list(files.existing(judged.roots))))
     nothing_told = all(finding.weight == "note" for finding in findings)
     if nothing_told and not (judged.roots or judged.targets or entries):
@@ -109,9 +117,9 @@ def judge(
     return decide(findings, judged.scope)
 
 
-def _finish(targets: Iterable[Target], entries: list[Entry], on_event: Subscriber) -> dict[str, RunState]:
+def _finish(targets: Iterable[Target], entries: list[Entry], on_event: Subscriber) -> tuple[dict[str, RunState], bool]:
     """Send what dead processes left, and what this one has pending. Returns the state of those runs whose store cannot be reached, which
-    are not asked again."""
+    are not asked again, and whether there was something to wait for."""
     states: dict[str, RunState] = {}
     by_url = {target.url: target for target in targets}
     left: dict[str, list[Entry]] = {}
@@ -129,7 +137,7 @@ def _finish(targets: Iterable[Target], entries: list[Entry], on_event: Subscribe
             finish_own(own[url], on_event)
         if url in left:
             finish(to_send[url], left[url], on_event)
-    return states
+    return states, len(states) < len(to_send)
 
 
 def _finish_wrapped(targets: Iterable[Target], running: Iterable[Note], states: dict[str, RunState], on_event: Subscriber) -> None:
@@ -153,39 +161,40 @@ def _reach(target: Target) -> StagekitError | None:
     return None
 
 
-def _local(judged: Judged, states: dict[str, RunState], clock: Callable[[], float], on_event: Subscriber) -> list[Finding]:
-    """The rows about what lies on this machine: files, checkouts, trackers."""
-    ignored, durable = judged.scope.ignored, judged.durable
+def _look_around(judged: Judged) -> Found:
+    """What lies on this machine. Reads no bucket."""
     own = [home_directory() if judged.home is None else judged.home, *map(Path, judged.scope.spools)]
-    looking = files.Looking(judged.roots, ignored, explicit=judged.explicit, own=own)
+    looking = files.Looking(judged.roots, judged.scope.ignored, explicit=judged.explicit, own=own)
     looking.watched()
     looking.working(judged.working)
-    found = looking.found
+    return looking.found
+
+
+def _local(judged: Judged, found: Found, states: dict[str, RunState], clock: Callable[[], float], on_event: Subscriber) -> list[Finding]:
+    """The rows about what lies on this machine: files, checkouts, trackers."""
+    durable = judged.durable
     findings = [durable.excuse(finding, finding.subject) for finding in found.findings]
     findings.extend(files.compare(found, states.values(), durable, clock=clock, on_event=on_event))
-
-    def ignores(name: str) -> bool:
-        return files.is_ignored(name, ignored)
-
     for checkout in found.checkouts.values():
-        findings.extend(durable.excuse(finding, checkout.top) for finding in git.judge(checkout, ignores, clock()))
-    findings.extend(durable.excuse(finding, finding.subject) for finding in trackers.judge(found.wandb, ignores, clock()))
+        findings.extend(durable.excuse(finding, checkout.top) for finding in git.judge(checkout, judged.ignores, clock()))
+    findings.extend(durable.excuse(finding, finding.subject) for finding in trackers.judge(found.wandb, judged.ignores, clock()))
     return findings
 
 
-def _elsewhere(judged: Judged, states: dict[str, RunState]) -> list[Finding]:
-    """The rows about what checkpoints need besides themselves, and about data sets on their way. Asked for together."""
+def _publications(judged: Judged) -> list[Finding]:
+    """The rows about data sets that were begun here."""
+    judge_one = partial(publications.judge, ignores=judged.ignores, open_store=open_briefly, durable=judged.durable)
+    return [finding for told in each(judge_one, judged.publications, threads=_AT_ONCE) for finding in told]
 
-    def ignores(name: str) -> bool:
-        return files.is_ignored(name, judged.scope.ignored)
 
+def _origins(judged: Judged, states: dict[str, RunState]) -> list[Finding]:
+    """The rows about what checkpoints need besides themselves. Asked for together."""
     asked: list[Callable[[], list[Finding]]] = []
     for target in judged.targets:
         state = states.get(target.url)
         if state is not None and state.newest is not None:
-            asked.append(partial(origins.judge_base_model, state, ignores))
-            asked.append(partial(origins.judge_dataset, state, target.datasets, ignores, open_briefly, target.store, judged.durable))
-    asked.extend(partial(publications.judge, one, ignores, open_briefly, judged.durable) for one in judged.publications)
+            asked.append(partial(origins.judge_base_model, state, judged.ignores))
+            asked.append(partial(origins.judge_dataset, state, target.datasets, judged.ignores, open_briefly, target.store, judged.durable))
     return [finding for told in each(lambda ask: ask(), asked, threads=_AT_ONCE) for finding in told]
 
 

@@ -17,6 +17,7 @@ from ..store import Where, open_store
 from ..store.base import Store
 from . import publications as publication_rows
 from .durable import Durable
+from .files import is_ignored
 from .findings import Finding, Scope
 
 # Together these keep one call to a store that does not answer below ten seconds.
@@ -62,6 +63,10 @@ class Judged:
     publications: tuple[Begun, ...] = ()
     durable: Durable = field(default_factory=Durable)
     home: Path | None = None
+
+    def ignores(self, name: str) -> bool:
+        """Whether somebody said that ``name``, a path below what is looked at or what else a finding is about, is no loss."""
+        return is_ignored(name, self.scope.ignored)
 
 
 def find_scope(

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from ..mounts import MountTable
 from .caches import is_cache
 from .findings import Finding
 
@@ -53,6 +54,7 @@ def look(directory: Path) -> tuple[list[Path], list[Path], bool]:
     wandb: list[Path] = []
     events: list[Path] = []
     device = os.stat(directory).st_dev
+    mounted = MountTable.read()
     folders = [(directory, 0)]
     seen = 0
     while folders:
@@ -73,6 +75,8 @@ def look(directory: Path) -> tuple[list[Path], list[Path], bool]:
             continue
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
+                if mounted is not None and mounted.is_point(entry.path):
+                    continue  # before it is touched: a mount that hangs would hang this process as well
                 if depth < _DEPTH and not entry.name.startswith(".") and entry.stat(follow_symlinks=False).st_dev == device:
                     folders.append((folder / entry.name, depth + 1))
             elif is_events(entry.name) and entry.is_file():
