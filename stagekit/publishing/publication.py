@@ -140,24 +140,22 @@ def source_of(
         return source
     rules = FileRules(labels, dots, tuple(include), tuple(exclude), on_bad)
     location = Location.parse(source)
-    if not location.is_directory:
-        table_source(location, source_format, row_options, on_bad)  # refuses what only means something on this machine's disk
-        if source_format == "auto":
-            _refuse_dataset(location, store)
-        return PrefixSource(location, rules, store)
-    warning = refuse_mount(location.path, "packing the small files of", allow_mount=allow_mount).warning
-    if warning:
-        on_event(Message(warning, "warning"))
+    if location.is_directory:
+        warning = refuse_mount(location.path, "packing the small files of", allow_mount=allow_mount).warning
+        if warning:
+            on_event(Message(warning, "warning"))
     if source_format == "auto":
         _refuse_dataset(location, store)
-    table = table_source(location, source_format, row_options, on_bad)
+    table = table_source(location, source_format, row_options, on_bad, store=store)
     if table is not None:
         if of_files:
             raise UsageError(
-                f"labels, dots, include, exclude and symlinks are for folders of files, and {location.path} is read as rows or documents; "
+                f"labels, dots, include, exclude and symlinks are for folders of files, and {location} is read as rows or documents; "
                 "leave them out, or say --source-format files"
             )
         return table
+    if not location.is_directory:
+        return PrefixSource(location, rules, store)
     return FolderSource(location.path, rules, symlinks)
 
 

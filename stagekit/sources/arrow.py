@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import MissingExtra, SourceError
-from .table import BadRow, Row, cannot_read
+from .table import BadRow, Opener, Row, cannot_read
 
 _ROWS = 256  # converted to Python at once
 
@@ -58,11 +58,15 @@ class Parquet(_Columns):
     def listed(self, folder: str) -> None:  # noqa: ARG002 - a folder of such files says nothing about them
         return None
 
-    def rows(self, path: str, position: int, line: int) -> Iterator[tuple[int, int, Row | BadRow]]:
+    def rows(self, path: str, position: int, line: int, open_file: Opener) -> Iterator[tuple[int, int, Row | BadRow]]:
         pyarrow = _arrow(path)
         from pyarrow import parquet
 
-        with _reading(path, pyarrow), parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
+        with (
+            _reading(path, pyarrow),
+            open_file(path, straight=False) as opened,
+            parquet.ParquetFile(opened, pre_buffer=False, buffer_size=2**20) as file,
+        ):
             _check_columns(path, file.schema_arrow.names)
             for group in range(position, file.num_row_groups):
                 for batch in file.iter_batches(batch_size=_ROWS, row_groups=[group], use_threads=False):
@@ -82,7 +86,7 @@ class Arrow(_Columns):
     def listed(self, folder: str) -> list[str] | None:
         return saved_files(folder)
 
-    def rows(self, path: str, position: int, line: int) -> Iterator[tuple[int, int, Row | BadRow]]:
+    def rows(self, path: str, position: int, line: int, open_file: Opener) -> Iterator[tuple[int, int, Row | BadRow]]:  # noqa: ARG002 - a disk maps it
         pyarrow = _arrow(path)
         from pyarrow import ipc
 

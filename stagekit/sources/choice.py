@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from ..config import StoreConfig
 from ..errors import UsageError
 from ..location import Location
 from .arrow import Arrow, Parquet, is_saved_dataset
 from .base import OnBad, Source
+from .bucket import Bucket
 from .delimited import Delimited
 from .jsonl import JsonLines
 from .rows import RowRules, RowSource
@@ -37,8 +39,10 @@ class RowOptions:
         return self != RowOptions()
 
 
-def table_source(location: Location, source_format: SourceFormat, options: RowOptions, on_bad: OnBad) -> Source | None:
-    """The source for a path that holds rows or documents; ``None`` when its files are to be packed as they are.
+def table_source(
+    location: Location, source_format: SourceFormat, options: RowOptions, on_bad: OnBad, *, store: StoreConfig | None = None
+) -> Source | None:
+    """The source for a path or a URL that holds rows or documents; ``None`` when its files are to be packed as they are.
 
     ``auto`` decides by the suffix of a file, and takes a folder for one of files unless ``datasets`` saved it. Raises ``UsageError``
     for a folder of nothing but tables, where both could be meant, and for options that do not fit.
@@ -54,10 +58,7 @@ def table_source(location: Location, source_format: SourceFormat, options: RowOp
             )
         return None
     if not location.is_directory:
-        raise UsageError(
-            f"reading {location} as {chosen}: tables and documents are read from this machine's disk; copy it here first, or say "
-            "--source-format files to pack the objects below a URL as they are"
-        )
+        return _in_bucket(location, chosen, options, on_bad, store)
     path = location.path
     if chosen == "text":
         return _text(path, options, on_bad)
@@ -68,6 +69,25 @@ def table_source(location: Location, source_format: SourceFormat, options: RowOp
             "by which files are told apart; rename it or link to it"
         )
     return RowSource(path, table, RowRules(options.key, options.file_columns, options.text_field, on_bad))
+
+
+def _in_bucket(location: Location, chosen: SourceFormat, options: RowOptions, on_bad: OnBad, store: StoreConfig | None) -> Source:
+    """Tables that can be read by ranges. A URL that ends as a table's name does is one table, any other a prefix of tables."""
+    path = str(location)
+    own = next((table for table in _TABLES.values() if has_suffix(path, table.suffixes)), None)
+    if chosen == "text" and own is not None:
+        table: Table = own
+        options = replace(options, text_field=options.text_field or _TEXT_FIELD)
+    elif chosen in ("text", "hf"):
+        raise UsageError(
+            f"reading {location} as {chosen}: text files and Arrow files are read from this machine's disk; copy it here first, or say "
+            "--source-format files to pack the objects below a URL as they are"
+        )
+    else:
+        table = _TABLES[chosen]
+    single = has_suffix(path, table.suffixes)
+    rules = RowRules(options.key, options.file_columns, options.text_field, on_bad)
+    return RowSource(path, table, rules, Bucket(location.parent if single else location, store))
 
 
 def _text(path: str, options: RowOptions, on_bad: OnBad) -> Source:

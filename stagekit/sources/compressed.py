@@ -5,15 +5,16 @@ from __future__ import annotations
 import bz2
 import gzip
 import importlib
+import io
 import lzma
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import BinaryIO, cast
 
 from ..errors import MissingExtra
-from .table import COMPRESSED, cannot_read
+from .table import COMPRESSED, Opener, cannot_read
 
 _BUFFER = 2**20
 
@@ -24,35 +25,33 @@ def is_compressed(path: str) -> bool:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
-    """The content of the file at ``path``, decompressed while it is read.
+def opened(path: str, open_file: Opener) -> Iterator[BinaryIO]:
+    """The content of the file at ``path``, which ``open_file`` opens, decompressed while it is read.
 
     ``.gz``, ``.bz2`` and ``.xz`` are read by the standard library; ``.zst`` by Python from 3.14 on, else by pyarrow. Raises
     ``SourceError`` naming the file when it cannot be opened, or ends too early, or is not what its suffix says.
     """
     try:
-        with _open(path) as file:
+        with open_file(path) as raw, _content(path, raw) as file:
             yield file
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise cannot_read(path, error) from error
 
 
-def _open(path: str) -> BinaryIO:
+def _content(path: str, raw: BinaryIO) -> AbstractContextManager[BinaryIO]:
     suffix = os.path.splitext(path)[1].lower()
     if suffix == ".gz":
-        return cast("BinaryIO", gzip.open(path, "rb"))
+        return cast("AbstractContextManager[BinaryIO]", gzip.open(raw, "rb"))
     if suffix == ".bz2":
-        return cast("BinaryIO", bz2.open(path, "rb"))
+        return cast("AbstractContextManager[BinaryIO]", bz2.open(raw, "rb"))
     if suffix == ".xz":
-        return cast("BinaryIO", lzma.open(path, "rb"))
-    if suffix == ".zst":
-        return _zstandard(path)
-    return open(path, "rb", buffering=_BUFFER)  # noqa: PTH123 - the caller's with-block closes it
+        return cast("AbstractContextManager[BinaryIO]", lzma.open(raw, "rb"))
+    return _zstandard(path, raw) if suffix == ".zst" else nullcontext(raw)
 
 
-def _zstandard(path: str) -> BinaryIO:
+def _zstandard(path: str, raw: BinaryIO) -> AbstractContextManager[BinaryIO]:
     try:
-        return cast("BinaryIO", importlib.import_module("compression.zstd").open(path, "rb"))
+        return cast("AbstractContextManager[BinaryIO]", importlib.import_module("compression.zstd").open(raw, "rb"))
     except ImportError:
         pass
     try:
@@ -60,6 +59,4 @@ def _zstandard(path: str) -> BinaryIO:
     except ImportError:
         raise MissingExtra.of("tables", "pyarrow", f"reading {path}") from None
     # Its own streams have no lines; this wrapper of the standard library gives them.
-    import io
-
-    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(path, "rb"), "zstd"), _BUFFER)
+    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"), _BUFFER)

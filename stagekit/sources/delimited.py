@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Literal
 
 from ..errors import SourceError
 from .compressed import is_compressed, opened
-from .table import BadRow, Row, plain_name
+from .table import BadRow, Opener, Row, plain_name
 
 _NAMES = {",": "commas", "\t": "tabs"}
 
@@ -38,11 +38,11 @@ class Delimited:
     def listed(self, folder: str) -> None:  # noqa: ARG002 - a folder of such files says nothing about them
         return None
 
-    def rows(self, path: str, position: int, line: int) -> Iterator[tuple[int, int, Row | BadRow]]:
+    def rows(self, path: str, position: int, line: int, open_file: Opener) -> Iterator[tuple[int, int, Row | BadRow]]:
         separator = "\t" if plain_name(path).lower().endswith(".tsv") else ","
         # The module's limit is for the whole process, and 128 KiB are less than a page of text; it is never lowered.
         csv.field_size_limit(max(csv.field_size_limit(), min(sys.maxsize, 2**31 - 1)))
-        with opened(path) as file:
+        with opened(path, open_file) as file:
             text = _Text(file)
             reader = csv.reader(text, delimiter=separator, strict=True)
             columns = self._header(path, reader, separator)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .compressed import is_compressed, opened
-from .table import BadRow, Row
+from .table import BadRow, Opener, Row
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -40,9 +40,9 @@ class JsonLines:
     def listed(self, folder: str) -> None:  # noqa: ARG002 - a folder of such files says nothing about them
         return None
 
-    def rows(self, path: str, position: int, line: int) -> Iterator[tuple[int, int, Row | BadRow]]:
+    def rows(self, path: str, position: int, line: int, open_file: Opener) -> Iterator[tuple[int, int, Row | BadRow]]:
         whole = is_compressed(path)
-        with opened(path) as file:
+        with opened(path, open_file) as file:
             if position:
                 file.seek(position)
             for number, data in enumerate(file, line):

@@ -37,7 +37,7 @@ class Part:
 
     path: str
     size: int
-    mtime_ns: int
+    mark: int | str | None
     prefix: str
     first: int
     dropped: frozenset[int] = frozenset()

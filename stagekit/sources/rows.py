@@ -13,27 +13,29 @@ import hashlib
 import json
 import math
 import os
-import stat
 import threading
 import uuid
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 
 from ..errors import DuplicateKey, KeyNotAllowed, SourceError, UsageError
 from ..location import Location
+from ..parallel import each
 from ..shards.archive import member_bytes
 from ..shards.index import Batch, FieldTotals
 from ..shards.plan import PlannedSample, folded, near_duplicates
 from ..shards.sample import member_name
 from .base import Bad, Listing, OnBad, Payload, Read
-from .folder import SMALL, OpenedLate
+from .folder import SMALL
 from .ranges import START, InFile, Listed, Made, Part, Place, RowRange, Rows, RowSample, Run
+from .shelf import Disk, Shelf
 from .table import BadRow, Row, Table, cannot_read, has_suffix, plain_name
 
 _EVERY = 256  # rows between two places that are remembered
@@ -83,6 +85,7 @@ class RowSource:
     path: str
     table: Table
     rules: RowRules = field(default_factory=RowRules)
+    shelf: Shelf = field(default_factory=Disk)
 
     @property
     def name(self) -> str:
@@ -112,7 +115,7 @@ class RowSource:
 
     def read(self, sample: PlannedSample) -> Payload:
         assert isinstance(sample, RowSample)
-        _unchanged(sample.part)
+        self.unchanged(sample.part)
         made = next(_samples(self, sample.part, sample.place, sample.number), None)
         if made is None or [name for name, _ in made.fields] != [planned.field for planned in sample.fields]:
             raise _changed(sample.part)
@@ -130,12 +133,14 @@ class RowSource:
                     yield sample.key, error
             return
         sizes = iter(samples.file_sizes)
-        for run in samples.runs:
-            yield from self._read_run(run, sizes)
+        found = (read for run in samples.runs for read in self._read_run(run, sizes))
+        readers = self.shelf.readers if samples.file_sizes else 1
+        yield from map(_call, found) if readers == 1 else each(_call, found, threads=readers)
 
-    def _read_run(self, run: Run, sizes: Iterator[int]) -> Iterator[Read]:
+    def _read_run(self, run: Run, sizes: Iterator[int]) -> Iterator[Read | Callable[[], Read]]:
+        """What ``read_in_order`` gives for ``run``. What takes files to be read comes as a function that reads them."""
         part = run.part
-        _unchanged(part)
+        self.unchanged(part)
         count = 0
         keys: list[str] = []
         payloads: list[bytes] = []
@@ -162,24 +167,43 @@ class RowSource:
                 keys.append(made.key)
                 payloads.append(value)  # type: ignore[arg-type]  # "single" says that it is bytes
                 continue
-            try:
-                payload = self._payload(made, sizes)
-            except SourceError as error:
-                yield made.key, error
-            else:
-                yield made.key, payload
+            in_files = [next(sizes) for _, value in made.fields if isinstance(value, InFile)]
+            yield partial(self._read_made, made, in_files)
         if keys:
             yield Batch(keys, batched, payloads)
-        _unchanged(part)
+        self.unchanged(part)
         if count != run.count:
             raise _changed(part)
 
+    def _read_made(self, made: Made, in_files: Sequence[int]) -> Read:
+        try:
+            return made.key, self._payload(made, iter(in_files))
+        except SourceError as error:
+            return made.key, error
+
     def made(self, part: Part, place: Place, number: int) -> Iterator[Made]:
-        _unchanged(part)
+        self.unchanged(part)
         return _samples(self, part, place, number)
 
     def where(self, part: Part, line: int) -> str:
         return f"{part.path}, {self._row(line)}"
+
+    def rows(self, part: Part, place: Place = START) -> Iterator[tuple[int, int, Row | BadRow]]:
+        """The rows of ``part`` from ``place`` on."""
+
+        def opened(path: str, *, straight: bool = True) -> BinaryIO:
+            return self.shelf.open(path, straight=straight, mark=part.mark)
+
+        return self.table.rows(part.path, place.position, place.line, opened)
+
+    def unchanged(self, part: Part) -> None:
+        """Raise ``SourceError`` unless the file is the one that was listed."""
+        try:
+            now = self.shelf.stamp(part.path)
+        except FileNotFoundError:
+            raise SourceError(f"reading {part.path}: it was there when the source was listed and is gone; run again") from None
+        if now != (part.size, part.mark):
+            raise _changed(part)
 
     def _row(self, line: int) -> str:
         """Lines are counted from 1, as editors do, and rows from 0, as their keys are."""
@@ -208,8 +232,7 @@ class RowSource:
         payload: Payload = []
         for name, value, size in listed:
             if isinstance(value, InFile):
-                opened = OpenedLate(value.path, size, None, follow=True)
-                payload.append((name, size, (opened.whole(),) if small else opened.checked()))
+                payload.append((name, size, self.shelf.content(value.path, size, whole=small)))
             else:
                 payload.append((name, size, (value,)))
         return payload
@@ -248,6 +271,10 @@ class RowSource:
         if not fields:
             raise BadRow("it holds no value")
         return key, sorted(fields.items())
+
+
+def _call(read: Read | Callable[[], Read]) -> Read:
+    return read() if callable(read) else read
 
 
 def _column(values: dict[str, Any], column: str) -> Any:
@@ -362,7 +389,7 @@ def _made(source: RowSource, part: Part, place: Place) -> Iterator[Made]:
     row_number, sample = place.row, place.sample
     position = place.position
     as_it_is, dropped = source.as_it_is, part.dropped
-    for begin, line, row in source.table.rows(part.path, place.position, place.line):
+    for begin, line, row in source.rows(part, place):
         if begin != position:
             position = begin
             if row_number - place.row >= _EVERY:
@@ -404,18 +431,6 @@ def _samples(source: RowSource, part: Part, place: Place, number: int) -> Iterat
         raise
 
 
-def _unchanged(part: Part) -> None:
-    """Raise ``SourceError`` unless the file is the one that was listed."""
-    try:
-        info = os.stat(part.path)
-    except FileNotFoundError:
-        raise SourceError(f"reading {part.path}: it was there when the source was listed and is gone; run again") from None
-    except OSError as error:
-        raise cannot_read(part.path, error) from error
-    if (info.st_size, info.st_mtime_ns) != (part.size, part.mtime_ns):
-        raise _changed(part)
-
-
 def _changed(part: Part) -> SourceError:
     return SourceError(
         f"reading {part.path}: it was written to after the source was listed, so its rows may be others; run again once it stands still"
@@ -431,6 +446,7 @@ class _Scan:
     def __init__(self, source: RowSource, same: set[int], alike: set[int]) -> None:
         self._source = source
         self._rules = source.rules
+        self._size = source.shelf.sizes()
         self._listing = Listing([])
         self._files: list[Listed] = []
         self._sizes = array("Q")
@@ -474,7 +490,8 @@ class _Scan:
     def _paths(self) -> Iterator[tuple[str, str | None]]:
         """Each file with what its rows' keys start with; ``None`` when rows are counted through all files."""
         root, table = self._source.path, self._source.table
-        if not os.path.isdir(root):
+        shelf = self._source.shelf
+        if not shelf.is_folder(root):
             yield root, None
             return
         saved = table.listed(root)
@@ -483,15 +500,11 @@ class _Scan:
                 yield os.path.join(root, name), None
             return
         found: list[str] = []
-        for folder, folders, names in os.walk(root, onerror=_cannot_list):
-            folders[:] = [name for name in folders if not self._hidden(name)]
-            for name in names:
-                if self._hidden(name):
-                    continue
-                if has_suffix(name, table.suffixes):
-                    found.append(os.path.relpath(os.path.join(folder, name), root))
-                else:
-                    self._listing.skipped["files of another kind"] += 1
+        for name in shelf.names(root, self._hidden):
+            if has_suffix(name, table.suffixes):
+                found.append(name)
+            else:
+                self._listing.skipped["files of another kind"] += 1
         if not found:
             raise SourceError(f"reading {root}: no file in it ends with {' or '.join(table.suffixes)}; check the path, or --source-format")
         for name in sorted(found):
@@ -507,17 +520,15 @@ class _Scan:
     def _part(self, path: str, prefix: str | None, first: int) -> int:
         """Look at one file; returns how many rows it has."""
         try:
-            info = os.stat(path)
-        except OSError as error:
+            stamp = self._source.shelf.stamp(path)
+        except FileNotFoundError as error:
             raise cannot_read(path, error) from error
-        if not stat.S_ISREG(info.st_mode):
-            raise SourceError(f"reading {path}: it is no file that could be read twice; write it to a file first")
-        part = Part(path, info.st_size, info.st_mtime_ns, prefix or "", first)
+        part = Part(path, stamp.size, stamp.mark, prefix or "", first)
         before = len(self._sizes)
         places: list[Place] = []
         dropped: set[int] = set()
         rows = self._look_as_it_is(part, places) if self._source.as_it_is else self._look(part, places, dropped)
-        _unchanged(part)
+        self._source.unchanged(part)
         self._files.append(Listed(replace(part, dropped=frozenset(dropped)), len(self._sizes) - before, places or [START]))
         return rows
 
@@ -527,7 +538,7 @@ class _Scan:
         self._identity.update(f"numbered {part.prefix} {part.first}\n".encode())
         lengths: list[int] = []
         append = lengths.append
-        for begin, line, row in self._source.table.rows(part.path, 0, 1):
+        for begin, line, row in self._source.rows(part):
             if row_number >= next_place and begin != last:
                 places.append(Place(begin, line, row_number, row_number))
                 next_place = row_number + _EVERY
@@ -553,7 +564,7 @@ class _Scan:
 
     def _look(self, part: Part, places: list[Place], dropped: set[int]) -> int:
         row_number, next_place, last, sample = 0, 0, -1, 0
-        for begin, line, row in self._source.table.rows(part.path, 0, 1):
+        for begin, line, row in self._source.rows(part):
             if row_number >= next_place and begin != last:
                 places.append(Place(begin, line, row_number, sample))
                 next_place = row_number + _EVERY
@@ -582,7 +593,7 @@ class _Scan:
 
     def _add(self, part: Part, line: int, key: str, fields: list[tuple[str, bytes | InFile]]) -> None:
         """Raises before anything is noted of a sample that is refused."""
-        sizes = [_size(value) if isinstance(value, InFile) else len(value) for _, value in fields]
+        sizes = [self._size(value.path) if isinstance(value, InFile) else len(value) for _, value in fields]
         total = sum(member_bytes(member_name(key, name), size) for (name, _), size in zip(fields, sizes, strict=True))
         if self._rules.key is not None:
             self._note_key(part, line, key)
@@ -615,22 +626,6 @@ class _Scan:
         sums[1] += size
 
 
-def _size(value: InFile) -> int:
-    try:
-        info = os.stat(value.path)
-    except FileNotFoundError:
-        raise BadRow(f"it names the file {value.path}, which is not there") from None
-    except OSError as error:
-        raise BadRow(f"it names the file {value.path}, which cannot be read: {error.strerror}") from None
-    if not stat.S_ISREG(info.st_mode):
-        raise BadRow(f"it names {value.path}, which is no file")
-    return info.st_size
-
-
 def _twice(digests: array[int]) -> set[int]:
     values = np.sort(np.frombuffer(digests, np.uint64)) if digests else np.empty(0, np.uint64)
     return set(map(int, values[1:][values[1:] == values[:-1]]))
-
-
-def _cannot_list(error: OSError) -> None:
-    raise SourceError(f"reading {error.filename}: the directory cannot be listed: {error.strerror}") from error

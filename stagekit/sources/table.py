@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
-from ..errors import SourceError
+from ..errors import SourceError, StoreError
 
 Row = bytes | dict[str, Any]
 """A row as its format has it: the bytes of a line that holds JSON, or the values by column."""
+
+
+class Opener(Protocol):
+    """How the file of a table is opened; see ``sources.shelf.Shelf.open``."""
+
+    def __call__(self, path: str, *, straight: bool = True) -> BinaryIO: ...
 
 
 class BadRow(Exception):
@@ -37,8 +43,8 @@ class Table(Protocol):
     def listed(self, folder: str) -> list[str] | None:
         """The names of the files in ``folder`` that are one table, in order, when the folder itself says so."""
 
-    def rows(self, path: str, position: int, line: int) -> Iterator[tuple[int, int, Row | BadRow]]:
-        """Every row from a place on: the place's position, its line (from 1), and the row.
+    def rows(self, path: str, position: int, line: int, open_file: Opener) -> Iterator[tuple[int, int, Row | BadRow]]:
+        """Every row from a place on: the place's position, its line (from 1), and the row. ``open_file`` opens ``path``.
 
         The start of the file is position 0, line 1. Rows may share a position, such as those of a row group; reading from there then
         begins with the first of them. A row that is broken comes as ``BadRow``, and the next one follows. Raises ``SourceError`` naming
@@ -63,8 +69,10 @@ def plain_name(name: str) -> str:
     return stem if suffix.lower() in COMPRESSED else name
 
 
-def cannot_read(path: str, error: Exception) -> SourceError:
-    """The error for a file that the operating system or a library gave up on."""
+def cannot_read(path: str, error: Exception) -> SourceError | StoreError:
+    """The error for a file that the operating system or a library gave up on. A store's own error says what is wrong already."""
+    if isinstance(error, StoreError) and not isinstance(error, FileNotFoundError | PermissionError):
+        return error
     if isinstance(error, FileNotFoundError):
         reason = "there is no such file; check the path"
     elif isinstance(error, PermissionError):

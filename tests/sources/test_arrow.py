@@ -19,6 +19,7 @@ from stagekit.errors import MissingExtra, SourceError
 from stagekit.sources.arrow import Arrow, Parquet
 from stagekit.sources.compressed import opened
 from stagekit.sources.rows import RowRules, RowSource
+from stagekit.sources.shelf import Disk
 
 from .reading import content
 
@@ -200,5 +201,6 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(MissingExtra, match=r"a\.parquet needs the package 'pyarrow', .* pip install 'stagekit-ml\[tables\]'"):
         parquet(tmp_path / "a.parquet").listing()
     with pytest.raises(MissingExtra, match=r"a\.jsonl\.zst needs the package 'pyarrow', .* pip install 'stagekit-ml\[tables\]'"):
-        with opened(str(tmp_path / "a.jsonl.zst")):
+        (tmp_path / "a.jsonl.zst").touch()
+        with opened(str(tmp_path / "a.jsonl.zst"), Disk().open):
             pass

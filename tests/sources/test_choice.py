@@ -11,6 +11,7 @@ from stagekit.errors import UsageError
 from stagekit.location import Location
 from stagekit.publishing import source_of
 from stagekit.sources.arrow import Arrow, Parquet
+from stagekit.sources.bucket import Bucket
 from stagekit.sources.choice import RowOptions, SourceFormat, table_source
 from stagekit.sources.delimited import Delimited
 from stagekit.sources.folder import FolderSource
@@ -120,14 +121,16 @@ def test_what_cannot_be_meant(root: Path, name: str, source_format: SourceFormat
     assert "\n" not in str(caught.value)
 
 
-def test_tables_behind_a_url_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"reading s3://bucket/x as jsonl: tables and documents are read from this machine's disk; copy"):
-        source_of("s3://bucket/x", source_format="jsonl")
-    with pytest.raises(UsageError, match=r"reading s3://bucket/x\.csv\.gz as csv: tables and documents are read from"):
-        source_of("s3://bucket/x.csv.gz")
+def test_what_is_not_read_behind_a_url() -> None:
+    with pytest.raises(UsageError, match=r"reading s3://bucket/x as hf: text files and Arrow files are read from this machine's disk"):
+        source_of("s3://bucket/x", source_format="hf")
+    with pytest.raises(UsageError, match=r"reading s3://bucket/x\.txt as text: text files and Arrow files are read from"):
+        source_of("s3://bucket/x.txt", source_format="text")
     with pytest.raises(UsageError, match="key, file_columns and text_field are for tables, and s3://bucket/x is read as files"):
         source_of("s3://bucket/x", key="id")
     assert isinstance(source_of("s3://bucket/x.csv", source_format="files"), PrefixSource)
+    found = source_of("s3://bucket/a/x.csv.gz", key="id")
+    assert found == RowSource("s3://bucket/a/x.csv.gz", Delimited(), RowRules("id"), Bucket(Location.parse("s3://bucket/a")))
 
 
 def test_a_source_that_is_one_already(root: Path) -> None:
