@@ -13,9 +13,9 @@ import torch
 
 from ..config import StoreConfig
 from ..dataset import Dataset, Sample
-from ..errors import StateMismatch, UsageError
+from ..errors import UsageError
 from ..order import Intervals, Position, State, batches, share, size
-from ..progress import Message, Subscriber, ignore
+from ..progress import Subscriber, ignore
 from ..stream.mix import Mix, MixReader
 from ..stream.reader import OnBad, Reader
 from ..stream.tars import TarReader, Tars
@@ -77,7 +77,8 @@ class StreamLoader:
     :param cache_dir, cache_limit: keep up to that many bytes of blocks on this machine's disk, for the next epochs, jobs and other ranks
     :param on_bad: ``"skip"`` leaves out damaged blocks and samples that cannot be decoded, counts and reports them
     :param stall_timeout_s: raise ``StallTimeout`` after waiting that long for bytes; ``None`` waits for ever
-    :param pin_memory: pin the tensors of a batch where CUDA is there
+    :param pin_memory: pin the tensors of a batch where CUDA is there, so that ``.to("cuda", non_blocking=True)`` does not wait; nothing
+        elsewhere
     :param allow_mount: read from an object store behind FUSE after all
     """
 
@@ -153,8 +154,7 @@ class StreamLoader:
         if isinstance(self.dataset, Tars):
             if virtual_ranks is not None:
                 raise UsageError("virtual_ranks: plain tars are divided whole; index them first (`stagekit index`)")
-            on_event(Message(self.dataset.warning, "warning"))
-            warnings.warn(self.dataset.warning, UserWarning, stacklevel=2)
+            self._plan.warn_of_tars()
         else:
             self._warn_if_empty(self.dataset)
 
@@ -302,13 +302,9 @@ class StreamLoader:
         rank, world = find_ranks(self._rank, self._world_size)
         shares, per_share, lanes = self._cut()
         if isinstance(dataset, Tars):
-            taken = position.cuts[0] if position.cuts else (world, 0)
-            if len(position.cuts) > 1 or taken[0] != world:
-                raise StateMismatch(
-                    f"the loader state was saved on {taken[0]} ranks and is loaded on {world}; plain tars without an index go on with as "
-                    "many ranks only. `stagekit index` makes them a data set, which any number of ranks can go on with"
-                )
-            tar_reader = plan.tar_reader(dataset, rank, world, self.batch_size, epoch=position.epoch, skip=taken[1])
+            tar_reader = plan.tar_reader(
+                dataset, rank, world, self.batch_size, epoch=position.epoch, skip=plan.tar_samples_taken(position, world)
+            )
             return _TarBatches(tar_reader, self.batch_size, drop_last=self.drop_last, source=dataset.location)
         self._warn_if_empty(dataset)
         left = position.left(len(dataset))
@@ -423,5 +419,6 @@ def _pinned(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _pinned(item) for name, item in value.items()}
     if isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor | dict | list | tuple) for item in value):
-        return type(value)([_pinned(item) for item in value])
+        items = [_pinned(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a named tuple takes them one by one
     return value

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import StoreConfig
 from ..dataset import Dataset, Sample
-from ..errors import ShardError, UsageError
+from ..errors import ShardError, StateMismatch, UsageError
 from ..order import Epoch, Intervals, Position, State
 from ..progress import Message, Subscriber
 from ..store import Where
@@ -274,12 +274,24 @@ class Plan:
             stall_timeout_s=stall_timeout_s,
         )
 
-    def tar_reader(self, tars: Tars, rank: int, world: int, per_group: int, *, epoch: int, skip: int) -> TarReader:
-        """A reader of the tars of ``rank`` in ``epoch``, behind its first ``skip`` samples."""
-        [budget] = self.budgets(1)
+    def tar_samples_taken(self, position: Position, world: int) -> int:
+        """How many samples each of ``world`` ranks took of its plain tars. Raises ``StateMismatch`` when it was another number of ranks."""
+        taken = position.cuts[0] if position.cuts else (world, 0)
+        if len(position.cuts) > 1 or taken[0] != world:
+            raise StateMismatch(
+                f"the loader state was saved on {taken[0]} ranks and is loaded on {world}; plain tars without an index go on with as "
+                "many ranks only. `stagekit index` makes them a data set, which any number of ranks can go on with"
+            )
+        return taken[1]
+
+    def tar_reader(
+        self, tars: Tars, rank: int, world: int, per_group: int, *, epoch: int, skip: int, worker: int = 0, workers: int = 1
+    ) -> TarReader:
+        """A reader of the tars of ``rank``, or of one of its workers, in ``epoch``, behind the first ``skip`` samples."""
+        [budget] = self.budgets(1, readers=workers)
         return TarReader(
             tars,
-            tars.share(rank, world, seed=self.seed, epoch=epoch, shuffle=self.shuffle),
+            tars.share(rank, world, seed=self.seed, epoch=epoch, shuffle=self.shuffle)[worker::workers],
             per_group,
             seed=self.seed,
             epoch=epoch,
@@ -301,6 +313,12 @@ class Plan:
         if state.window != self.window:
             self.window = state.window
             self._epochs = {}
+
+    def warn_of_tars(self) -> None:
+        """Say what cannot be promised where plain tars are read."""
+        if isinstance(self.dataset, Tars):
+            self.on_event(Message(self.dataset.warning, "warning"))
+            warnings.warn(self.dataset.warning, UserWarning, stacklevel=3)
 
     def report(self, receipt: Receipt) -> None:
         """Tell what an epoch delivered: to ``on_event``, and as a warning when samples were skipped."""

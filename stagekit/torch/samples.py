@@ -16,14 +16,13 @@ from ..dataset import Dataset
 from ..errors import StateMismatch, UsageError
 from ..order import Intervals, Position, State, batches, share, size
 from ..progress import Subscriber, ignore
-from ..store import Where
 from ..stream.mix import Mix
 from ..stream.reader import OnBad
-from ..stream.tars import Tars, names_tars
+from ..stream.tars import Tars
 from ..units import check_whole
 from .decode import Decode
 from .doubled import refuse_double_split
-from .plan import Made, Plan, Receipt, Transform, receipt_of
+from .plan import AnyReader, Made, Plan, Receipt, Source, Transform, receipt_of
 from .ranks import check_ranks, find_ranks
 from .turns import Turns
 
@@ -41,6 +40,9 @@ class StreamDataset(IterableDataset[Any]):
     ``StreamLoader`` does more: batches that do not depend on the number of workers, and a state that can be taken at any moment. Here, with
     workers, ``state_dict()`` can only be asked inside them, which ``torchdata``'s ``StatefulDataLoader`` does.
 
+    Plain tars without a manifest are divided whole: each worker of each rank reads some of them, and a worker that gets none has nothing to
+    do. ``StreamLoader`` tells what else cannot be promised of them.
+
     Damaged data raises ``CorruptShard``; an epoch never just ends early. Parameters are those of ``StreamLoader``, and
 
     :param batch_size: the ``DataLoader``'s, so that the data is cut between workers at whole batches and ``len(DataLoader)`` is exact
@@ -49,7 +51,7 @@ class StreamDataset(IterableDataset[Any]):
 
     def __init__(
         self,
-        source: Where | Dataset | Mix,
+        source: Source,
         *,
         batch_size: int = 1,
         shuffle: bool = True,
@@ -71,11 +73,6 @@ class StreamDataset(IterableDataset[Any]):
         on_event: Subscriber = ignore,
     ) -> None:
         check_whole(batch_size, name="batch_size", minimum=1)
-        if names_tars(source):
-            raise UsageError(
-                f"StreamDataset divides samples among workers, and of plain tars like {source} nobody knows how many they have; make them "
-                "a data set with `stagekit index`, or read them with StreamLoader"
-            )
         check_ranks(rank, world_size)
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -103,11 +100,11 @@ class StreamDataset(IterableDataset[Any]):
         self._own: dict[str, Any] | None = None
         self._now: Callable[[], dict[str, Any]] | None = None
         self._plan.budgets(1)
+        self._plan.warn_of_tars()
 
     @property
-    def dataset(self) -> Dataset | Mix:
+    def dataset(self) -> Dataset | Mix | Tars:
         """The data set that is read."""
-        assert not isinstance(self._plan.dataset, Tars)  # which the constructor refuses
         return self._plan.dataset
 
     @property
@@ -123,7 +120,7 @@ class StreamDataset(IterableDataset[Any]):
         self._turns.set_next(epoch)
 
     def __len__(self) -> int:
-        """Samples that this rank gives in a whole epoch."""
+        """Samples that this rank gives in a whole epoch. ``TypeError`` for plain tars, whose samples nobody has counted."""
         rank, world = find_ranks(self._rank, self._world_size)
         return size(self._share(Position(), rank, world))
 
@@ -211,10 +208,7 @@ class StreamDataset(IterableDataset[Any]):
                         f"use num_workers={saved_workers} again, or stagekit.torch.StreamLoader, whose state does not depend on workers"
                     )
         rank, world = find_ranks(self._rank, self._world_size)
-        intervals = self._share(position, rank, world)
-        begin, end = self._part(size(intervals), worker, workers)
-        own = share(intervals, 0, 1, skip=begin + skip, limit=max(0, end - begin - skip))
-        reader = plan.reader(position.epoch, [own], _GROUP, readers=workers)
+        reader, due = self._open(position, skip, rank, world, worker, workers)
         made, taken, delivered, waited_s = Made(), 0, 0, 0.0
         in_worker = get_worker_info() is not None
 
@@ -224,14 +218,17 @@ class StreamDataset(IterableDataset[Any]):
             here = replace(position.advanced(world, 1, taken), batches=position.batches)
             return plan.state(here, None).to_dict()
 
-        due = size(own)
         self._now = state
         groups = iter(reader)
         try:
-            while taken < due:
+            ended = False
+            while taken != due:
                 began = time.monotonic()
                 group = next(groups, [])
                 waited_s += time.monotonic() - began
+                if not group and due is None:
+                    ended = True
+                    break
                 if not group:
                     raise RuntimeError(f"the reader ended after {taken} of {due} samples; this is a bug in Stagekit")
                 for raw in group:
@@ -250,14 +247,31 @@ class StreamDataset(IterableDataset[Any]):
                 made,
                 epoch=position.epoch,
                 batches=0,
-                expected=due,
+                expected=taken if due is None else due,
                 delivered=delivered,
                 waited_s=waited_s,
-                complete=taken == due,
+                complete=ended or taken == due,
             )
         if not in_worker:
             self._now = None  # the epoch is over, and the state is the next one's
         plan.report(self.receipt)
+
+    def _open(self, position: Position, skip: int, rank: int, world: int, worker: int, workers: int) -> tuple[AnyReader, int | None]:
+        """What reads a worker's part behind its first ``skip`` samples, and how many those are; ``None`` where nobody knows."""
+        plan, dataset = self._plan, self.dataset
+        if isinstance(dataset, Tars):
+            taken = plan.tar_samples_taken(position, world)
+            if taken and workers > 1:
+                raise StateMismatch(
+                    f"the state was saved without workers and is loaded by {workers}, which read other tars each; plain tars without an "
+                    "index go on as they began. `stagekit index` makes them a data set, which goes on with any number of workers"
+                )
+            reader = plan.tar_reader(dataset, rank, world, _GROUP, epoch=position.epoch, skip=taken + skip, worker=worker, workers=workers)
+            return reader, None
+        intervals = self._share(position, rank, world)
+        begin, end = self._part(size(intervals), worker, workers)
+        own = share(intervals, 0, 1, skip=begin + skip, limit=max(0, end - begin - skip))
+        return plan.reader(position.epoch, [own], _GROUP, readers=workers), size(own)
 
     def _part(self, total: int, worker: int, workers: int) -> tuple[int, int]:
         """Where the part of a worker begins and ends in a share of ``total`` samples: cut at whole batches."""

@@ -27,6 +27,7 @@ from stagekit.stream.cache import Cache
 from stagekit.testing.faults import FaultStore
 from stagekit.torch import StreamLoader
 
+from ..rigs.fuse import FuseMount
 from .build import build, numbered
 from .remote import Remote
 
@@ -200,6 +201,28 @@ class TestWhereNot:
         monkeypatch.setattr(MountTable, "read", classmethod(lambda cls: table))
         with pytest.raises(MountRefused, match=r"caching blocks in .* is refused"):
             Dataset(a_store("mount"), cache_dir=cache_dir, cache_limit=ALL)
+
+    def test_a_real_mount_is_refused_before_anything_is_written_there(self, fuse: FuseMount, tmp_path: Path) -> None:
+        data = tmp_path / "data"
+        build(DirectoryStore(data), numbered(6, field="cls"))
+        code = """
+import sys
+from stagekit.dataset import Dataset
+from stagekit.errors import MountRefused
+from stagekit.store.directory import DirectoryStore
+from tests.stream.remote import Remote
+for place in (sys.argv[2], sys.argv[2] + "/new/cache"):
+    try:
+        Dataset(Remote(DirectoryStore(sys.argv[1])), cache_dir=place, cache_limit="1MB")
+    except MountRefused as error:
+        print(error)
+"""
+        done = fuse.python(code, data, fuse.mount_point)
+        assert done.returncode == 0, done.stderr
+        told = done.stdout.splitlines()
+        assert len(told) == 2, told
+        assert all("caching blocks in" in line and "fuse.rclone" in line and str(fuse.mount_point) in line for line in told)
+        assert fuse.run("find", fuse.mount_point, "-mindepth", "1").stdout == ""
 
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
     def test_a_full_disk_is_told_once_and_reading_goes_on(self, cache_dir: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:

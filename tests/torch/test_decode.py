@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import pickle
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -189,17 +189,14 @@ class TestChoosing:
         assert decoded("pkl", b"raw", {"pkl": None}) == b"raw"
 
     def test_msgpack_only_where_the_package_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import sys
-        from importlib.machinery import ModuleSpec
-        from types import ModuleType
-
-        fake = ModuleType("msgpack")
-        fake.unpackb = json.loads  # type: ignore[attr-defined]
-        fake.__spec__ = ModuleSpec("msgpack", None)
-        monkeypatch.setitem(sys.modules, "msgpack", fake)
-        assert decoded("msgpack", b"[1]") == [1]
+        value = {"text": "ü", "numbers": [1, 2.5, None], "bytes": b"\x00"}
+        packed = msgpack.packb(value)
+        assert decoded("msgpack", packed) == decoded("msg", packed) == value
+        assert decoded("msgpack.gz", gzip.compress(packed)) == value
+        with pytest.raises(ShardError, match=r"the field 'msgpack' of the sample .* cannot be decoded"):
+            decoded("msgpack", packed[:-1])
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        assert decoded("msgpack", b"[1]") == b"[1]"
+        assert decoded("msgpack", packed) == packed
 
 
 class TestCollate:

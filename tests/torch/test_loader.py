@@ -6,8 +6,8 @@ import json
 import pickle
 import threading
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -708,3 +708,34 @@ def test_connections_asked_for_are_allowed_to_the_store(monkeypatch: pytest.Monk
 
 def test_a_generator_is_what_iterating_gives(store: FaultStore) -> None:
     assert isinstance(iter(loader(store)), Iterator)
+
+
+class Pair(NamedTuple):
+    pixels: torch.Tensor
+    label: str
+
+
+class TestPinning:
+    def test_without_cuda_it_does_nothing(self, store: FaultStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        for threads in (0, 2):
+            batches = list(loader(store, 10, pin_memory=True, threads=threads))
+            assert len(batches) == 6
+            assert not any(batch["cls"].is_pinned() for batch in batches)
+
+    @pytest.mark.parametrize("threads", [0, 2])
+    def test_with_cuda_every_tensor_of_a_batch_is_pinned(self, store: FaultStore, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+        """As far as that can be seen without it: each tensor is asked to pin itself, and the batch holds what that gave."""
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1000)
+
+        def together(samples: Sequence[Any]) -> Any:
+            numbers = torch.tensor([sample["cls"] for sample in samples])
+            return {"one": numbers, "two": [numbers, {"three": numbers}], "four": Pair(numbers, "text"), "five": ["a", "b"]}
+
+        made = loader(store, 10, pin_memory=True, threads=threads, shuffle=False, collate=together)
+        pinned = torch.arange(10) + 1000
+        batch = next(iter(made))
+        found = [batch["one"], batch["two"][0], batch["two"][1]["three"], batch["four"].pixels]
+        assert all(torch.equal(tensor, pinned) for tensor in found)
+        assert (batch["four"].label, batch["five"]) == ("text", ["a", "b"])

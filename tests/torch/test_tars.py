@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from stagekit.config import StoreConfig
 from stagekit.errors import CorruptShard, DuplicateKey, RandomAccessRefused, SourceError, StateMismatch, UsageError
@@ -160,6 +161,72 @@ class TestResume:
             loader(tmp_path / "shard-000000.tar").load_state_dict(state)
 
 
+class TestInsideADataLoader:
+    def samples(self, made: Any) -> list[int]:
+        return [int(sample["cls"]) for sample in made]
+
+    def test_it_gives_what_the_loader_gives(self, tars: str) -> None:
+        with pytest.warns(UserWarning, match=r"these tars have no manifest.*stagekit index"):
+            made = StreamDataset(tars, connections=2)
+        epochs = [self.samples(made), self.samples(made)]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(30))] * 2
+        whole = loader(tars, 1)
+        assert epochs == [numbers(whole), numbers(whole)]
+        assert made.receipt is not None
+        assert (made.receipt.expected, made.receipt.delivered, made.receipt.complete) == (30, 30, True)
+        with pytest.raises(TypeError, match=r"is not known; `stagekit index` counts them"):
+            len(made)
+
+    @pytest.mark.parametrize("stop", [0, 1, 13, 29, 30])
+    def test_it_goes_on_where_it_was_with_the_loaders_state_too(self, tars: str, stop: int) -> None:
+        for rank in range(2):
+            straight = StreamDataset(tars, rank=rank, world_size=2)
+            wanted = [*self.samples(straight), *self.samples(straight)]
+            made = StreamDataset(tars, rank=rank, world_size=2)
+            samples = iter(made)
+            got = self.samples(sample for _, sample in zip(range(stop), samples, strict=False))
+            state = made.state_dict()
+            samples.close()  # type: ignore[attr-defined]
+            again = StreamDataset(tars, rank=rank, world_size=2)
+            again.load_state_dict(state)
+            rest = self.samples(again)
+            whole = loader(tars, 1, rank=rank, world_size=2)
+            whole.load_state_dict(state)
+            assert numbers(whole) == rest
+            assert (got + rest + self.samples(again))[: len(wanted)] == wanted
+
+    @pytest.mark.parametrize("workers", [1, 2, 3, 5])
+    @pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:This process .* is multi-threaded")
+    def test_workers_read_whole_tars_and_together_all(self, tars: str, workers: int) -> None:
+        ranks = []
+        for rank in range(2):
+            made = StreamDataset(tars, rank=rank, world_size=2)
+            batches = DataLoader(made, batch_size=3, num_workers=workers, multiprocessing_context="fork")
+            ranks += [[number for batch in batches for number in batch["cls"].tolist()] for _ in range(2)]
+        assert sorted(ranks[0] + ranks[2]) == sorted(ranks[1] + ranks[3]) == list(range(30))
+
+    def test_a_state_of_no_workers_cannot_be_divided_among_some(self, tars: str) -> None:
+        made = StreamDataset(tars)
+        samples = iter(made)
+        next(samples)
+        state = made.state_dict()
+        samples.close()  # type: ignore[attr-defined]
+        again = StreamDataset(tars)
+        again.load_state_dict(state)
+        with pytest.raises(StateMismatch, match=r"saved without workers and is loaded by 2.*`stagekit index`"):
+            list(DataLoader(again, batch_size=3, num_workers=2, multiprocessing_context="fork"))
+        again = StreamDataset(tars, rank=0, world_size=2)
+        again.load_state_dict(state)
+        with pytest.raises(StateMismatch, match=r"saved on 1 ranks and is loaded on 2.*`stagekit index`"):
+            list(again)
+
+    def test_damage_is_an_error_and_never_a_short_epoch(self, tars: str, tmp_path: Path) -> None:
+        shard = tmp_path / "shard-000001.tar"
+        shard.write_bytes(broken(a_tar(range(10, 25)), "cut at a member's border"))
+        with pytest.raises(CorruptShard, match=r"shard-000001\.tar is damaged at offset \d+"):
+            list(StreamDataset(tars))
+
+
 def broken(data: bytes, how: str) -> bytes:
     middle = 20 * 1024 - 512  # a header, behind nine samples and the folder
     return {
@@ -233,8 +300,6 @@ class TestFaults:
             loader(tars, cache_limit="1GB")
         with pytest.raises(UsageError, match=r"memory: .* needs 151 MB \(a window of 16 times 8 MiB"):
             loader(tars, memory="100MB")
-        with pytest.raises(UsageError, match=r"StreamDataset divides samples among workers.*`stagekit index`"):
-            StreamDataset(tars)
         with pytest.raises(TypeError, match=r"is not known; `stagekit index` counts them"):
             len(loader(tars))
         with pytest.raises(RandomAccessRefused, match="tars are read in sequence"):
