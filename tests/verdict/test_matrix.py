@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import socket
@@ -21,7 +22,9 @@ import pytest
 from stagekit import mounts
 from stagekit.cli import main
 from stagekit.config import StoreConfig, home_directory
+from stagekit.location import Location
 from stagekit.processes import Process
+from stagekit.publishing.begun import note_begun
 from stagekit.runs import Run
 from stagekit.runs.home import remember
 from stagekit.runs.layout import CheckpointName, SupersededRecord
@@ -728,6 +731,22 @@ def test_a_store_that_hangs_cannot_be_told(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
     cannot_tell(["--run", "s3://bucket/run", "--endpoint-url", hanging_endpoint], capsys, "cannot be looked at")
+
+
+def test_a_git_that_hangs_and_stores_that_hang_are_waited_for_together(
+    machine: Machine, hanging_endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "something")
+    programs = machine.work.parent / "bin"
+    programs.mkdir()
+    (programs / "git").write_text("#!/bin/sh\nexec sleep 600\n")
+    (programs / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    for number in range(3):
+        remember(f"s3://bucket/{number}", StoreConfig(endpoint_url=hanging_endpoint), home_directory() / "spool", working=machine.work)
+    note_begun(Location.parse("s3://bucket/shards"), StoreConfig(endpoint_url=hanging_endpoint))
+    cannot_tell(machine.arguments, capsys, "git did not answer within 6 s")
 
 
 def test_lost_credentials_cannot_be_told(moto_server: S3Server, capsys: pytest.CaptureFixture[str]) -> None:
