@@ -235,7 +235,8 @@ class Run:
         path = Path(directory).expanduser().absolute()
         self._note_working_directory()
         if path not in self._watched:
-            self._watched.add(path)
+            # What was rotated away meanwhile is no longer looked at: a long training must not remember every checkpoint it ever had.
+            self._watched = {one for one in self._watched if one.exists()} | {path}
             if self._spool is not None:
                 self._remember()
 

@@ -763,27 +763,38 @@ class Uploader:
                 store.abort_upload(upload)
 
     def _record_dropped(self) -> None:
-        """Tell the bucket which steps policy dropped. A record that cannot be written is no checkpoint lost: it waits for the next save."""
-        while True:
-            with self._changed:
-                entry = next(iter(self._dropped), None)
-            if entry is None:
-                return
+        """Tell the bucket which steps policy dropped: some of them, so that checkpoints which wait meanwhile come in between.
+
+        A record that cannot be written is no checkpoint lost: it waits for the next save. Of a backlog a quarter is written each time. It
+        stays bounded, therefore, however much faster than the network the saves come.
+        """
+        with self._changed:
+            entries = self._dropped[: max(AT_ONCE, len(self._dropped) // 4)]
+        if not entries:
+            return
+        store = self._open_store()
+
+        def attempt(entry: Entry) -> Exception | None:
             name = entry.name or CheckpointName(0, entry.step, entry.counter, entry.origin)
             files = tuple((file.path, file.size, file.sha256) for file in entry.files if file.sha256 is not None)
             record = SupersededRecord(entry.step, entry.dropped or "dropped", files)
             try:
-                put_object(self._open_store(), name.superseded_key, record.to_bytes())
+                put_object(store, name.superseded_key, record.to_bytes())
             except (StoreError, OSError) as error:
-                with self._changed:
-                    self._records_blocked = True
-                    self._changed.notify_all()
-                self._on_event(Message(f"the record that step {entry.step} was dropped is not in the bucket yet: {error}", "warning"))
-                return
+                return error
             self._spool.remove(entry)
             with self._changed:
                 self._dropped.remove(entry)
                 self._changed.notify_all()
+            return None
+
+        errors = list(each(attempt, entries, threads=min(AT_ONCE, len(entries))))
+        entry, error = next(((entry, error) for entry, error in zip(entries, errors, strict=True) if error is not None), (None, None))
+        if entry is not None:
+            with self._changed:
+                self._records_blocked = True
+                self._changed.notify_all()
+            self._on_event(Message(f"the record that step {entry.step} was dropped is not in the bucket yet: {error}", "warning"))
 
     def _prune(self) -> None:
         """Remove what the policy drops. Failing to costs space and no checkpoint, so it is told once and tried after the next save."""

@@ -91,24 +91,29 @@ def test_killed_at_a_request(options: Options, tmp_path: Path, operation: str, k
     finish(chosen, tmp_path)
 
 
+FLOOD = ("checkpoint.pinned", "checkpoint.dropped")
+"""Stages that pass as fast as the trainer saves, whatever reaches the bucket."""
+
+
 def kill_at_random(options: dict[str, Any], tmp_path: Path, *, rounds: int, seed: int) -> set[int | None]:
     """Start, kill -9, look; now and then on a new disk. Returns the steps that were found.
 
     The moment is a random one: so many stages further, and then anywhere behind that. How fast the machine is makes no difference.
     """
     chance = random.Random(seed)
-    stages = tmp_path / "stages"
+    stages, said = tmp_path / "stages", tmp_path / "said"
     found: set[int | None] = set()
     for number in range(rounds):
         stages.write_bytes(b"")
-        process = start({**options, "stages": str(stages)}, tmp_path / f"home-{number // 8}")
         wanted = chance.choice((0, chance.randrange(20), chance.randrange(60)))
-        while stages.read_bytes().count(b"\n") < wanted:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.001)  # a real process comes on in its own time
-        time.sleep(chance.uniform(0, 0.02 if wanted else 0.7))
-        process.kill()
-        process.communicate()
+        with said.open("wb") as output:
+            process = start({**options, "stages": str(stages)}, tmp_path / f"home-{number // 8}", said=output)
+            while sum(stage not in FLOOD for stage in stages.read_text().splitlines()) < wanted:
+                assert process.poll() is None, said.read_text()
+                time.sleep(0.001)  # a real process comes on in its own time
+            time.sleep(chance.uniform(0, 0.02 if wanted else 0.7))
+            process.kill()
+            process.wait()
         found.add(oracle(options, tmp_path / "new"))
     return found
 

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,23 @@ def test_what_was_dropped_leaves_a_record_with_its_hashes(store: FaultStore, mak
     assert records[0].files[0] == ("model.bin", 12, hashlib.sha256(b"weights of 2").hexdigest())
     assert steps(store) == [6, 5, 4, 1]
     assert pending(tmp_path / "spool") == []
+
+
+def test_records_of_what_was_dropped_do_not_keep_checkpoints_waiting(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    gate = Gate()
+    store.act("put", gate, "*/files/*", times=1)
+    run = make_run()
+    for step in range(1, 41):
+        save(run, tmp_path, step)
+    gate.opened.set()
+    run.drain()
+    records = [
+        call.key.startswith(SUPERSEDED) for call in store.calls if call.operation == "put" and call.key.startswith((SUPERSEDED, "commits/"))
+    ]
+    commits = [place for place, is_record in enumerate(records) if not is_record]
+    assert len(records) == 40
+    assert len(commits) >= 4
+    assert all(after - before <= 10 for before, after in pairwise(commits)), "a few records in between, not all"
 
 
 def test_saves_from_the_middle_of_an_epoch_give_way_before_those_at_its_end(

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from stagekit.config import StoreConfig
 from stagekit.errors import UploadFailed
@@ -102,13 +102,14 @@ def save(run: Run, directory: Path, step: int) -> None:
         shutil.rmtree(directory)
 
 
-def start(options: dict[str, Any], home: Path) -> subprocess.Popen[str]:
-    """The trainer as a process of its own, with ``home`` as its machine's disk."""
+def start(options: dict[str, Any], home: Path, *, said: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[str]:
+    """The trainer as a process of its own, with ``home`` as its machine's disk. ``said`` is where its standard error goes: a file, when
+    nobody reads before its end."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.runs.trainer", json.dumps(options)],
         cwd=ROOT,
         env={**os.environ, "STAGEKIT_HOME": str(home)},
-        stderr=subprocess.PIPE,
+        stderr=said,
         text=True,
     )
 
