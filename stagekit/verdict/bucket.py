@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..errors import (
     BucketNotFound,
     ClockSkew,
+    DamagedCheckpoint,
     Denied,
     ManifestError,
     NotFound,
@@ -83,7 +84,7 @@ def _look(store: Store, state: RunState, clock: Callable[[], float], deep: bool,
     committed = [checkpoint for _, checkpoint in found if isinstance(checkpoint, Checkpoint)]
     newest = committed[0] if committed else None
     for name, problem in found:
-        if isinstance(problem, ManifestError):
+        if isinstance(problem, ManifestError | DamagedCheckpoint):
             is_newest = newest is None or name > newest.name
             state.findings.append(
                 Finding(
@@ -147,12 +148,12 @@ def _damaged(store: Store, checkpoint: Checkpoint, records: Sequence[FileRecord]
     return found
 
 
-def _read(store: Store, name: CheckpointName) -> Checkpoint | ManifestError | None:
+def _read(store: Store, name: CheckpointName) -> Checkpoint | ManifestError | DamagedCheckpoint | None:
     try:
-        return catalog.read(store, name)
+        return catalog.read_committed(store, name)
     except NotFound:
         return None  # never committed: on its way (the spool tells), or its writer died
-    except ManifestError as error:
+    except (ManifestError, DamagedCheckpoint) as error:
         return error
 
 

@@ -273,6 +273,11 @@ def a_damaged_manifest(machine: Machine) -> None:
     shutil.rmtree(machine.out / "checkpoint-200")
 
 
+def a_missing_manifest(machine: Machine) -> None:
+    machine.store.delete(machine.newest().manifest_key)
+    shutil.rmtree(machine.out / "checkpoint-200")
+
+
 def a_step_that_policy_dropped(machine: Machine) -> None:
     folder = machine.out / "checkpoint-50"
     folder.mkdir()
@@ -547,6 +552,7 @@ MATRIX = {
     "a cut object": Row(a_cut_object, 3, "damaged", "model.bin missing or of another size", "stagekit verify"),
     "an older checkpoint damaged": Row(an_older_checkpoint_damaged, 0, "damaged", "step 100 is not whole", "stagekit verify"),
     "a damaged manifest": Row(a_damaged_manifest, 3, "damaged", "the manifest of step 200 is damaged", "stagekit verify"),
+    "a missing manifest": Row(a_missing_manifest, 3, "damaged", "it was committed, and ", "stagekit verify"),
     "a step that policy dropped": Row(a_step_that_policy_dropped, 0, "superseded", "checkpoint-50: 1 file of steps that policy dropped"),
     "no such directory": Row(no_such_directory, 4, "watched", "there is no such directory", "ls "),
     "no such run": Row(no_such_run, 4, "run", "there is no run at this URL", "stagekit ls"),
@@ -706,13 +712,14 @@ def hanging_endpoint() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def cannot_tell(arguments: list[str], capsys: pytest.CaptureFixture[str], words: str) -> None:
+def cannot_tell(arguments: list[str], capsys: pytest.CaptureFixture[str], *words: str) -> None:
     began_s = time.monotonic()
     code = main(["teardown", *arguments])
     took_s = time.monotonic() - began_s
     shown = capsys.readouterr().out
     assert code == 4, shown
-    assert words in shown
+    for one in words:
+        assert one in shown
     assert "fix: " in shown
     assert took_s < 10.0
 
@@ -746,7 +753,8 @@ def test_a_git_that_hangs_and_stores_that_hang_are_waited_for_together(
     for number in range(3):
         remember(f"s3://bucket/{number}", StoreConfig(endpoint_url=hanging_endpoint), home_directory() / "spool", working=machine.work)
     note_begun(Location.parse("s3://bucket/shards"), StoreConfig(endpoint_url=hanging_endpoint))
-    cannot_tell(machine.arguments, capsys, "git did not answer within 6 s")
+    last_knew = "shards were sent here and not published when this machine last knew; now it cannot be looked at"
+    cannot_tell(machine.arguments, capsys, "git did not answer within 6 s", "s3://bucket/2: the run cannot be looked at", last_knew)
 
 
 def test_lost_credentials_cannot_be_told(moto_server: S3Server, capsys: pytest.CaptureFixture[str]) -> None:
