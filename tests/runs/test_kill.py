@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import Any
 
 import pytest
 
+import stagekit.runs
+from stagekit.runs import Run
 from stagekit.runs.spool import pending
 from stagekit.testing.kill import KILLED
 from stagekit.testing.proxy import Drop, Status
 
 from .proxied import Proxied
 from .trainer import oracle, start
+
+SOURCES = Path(stagekit.runs.__file__).parent
 
 STAGES = [
     ("checkpoint.pinned", 0),
@@ -28,6 +33,8 @@ STAGES = [
     ("checkpoint.files-sent", 1),
     ("checkpoint.manifest-sent", 0),
     ("checkpoint.manifest-sent", 1),
+    ("checkpoint.noted", 0),
+    ("checkpoint.noted", 1),
     ("checkpoint.verified", 1),
     ("checkpoint.unpinned", 1),
     ("prune.recorded", 0),
@@ -35,6 +42,9 @@ STAGES = [
     ("prune.object-deleted", 0),
     ("prune.object-deleted", 1),
 ]
+ELSEWHERE = ("checkpoint.dropped", "checkpoint.part-sent", "restore.file-fetched")
+"""Stages that a plain training does not pass: tests of their own kill there."""
+
 CALLS = [("put", key) for key in ("owners/*.claim", "owners/*.json", "run.json", "*/files/model.bin", "*/manifest.json")]
 CALLS += [("delete", "*/manifest.json"), ("head", "*/manifest.json"), ("list", "owners/")]
 
@@ -61,7 +71,7 @@ def options(tmp_path: Path) -> Options:
 
 def finish(options: dict[str, Any], tmp_path: Path) -> None:
     """The next start on the same disk brings everything that was handed over into the bucket and goes on to the end."""
-    plain = {key: value for key, value in options.items() if not key.startswith("kill")}
+    plain = {key: value for key, value in options.items() if not key.startswith(("kill", "hold"))}
     process = start(plain, tmp_path / "home")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
@@ -78,6 +88,33 @@ def test_killed_at_a_stage(options: Options, tmp_path: Path, stage: str, skip: i
     assert process.returncode == KILLED, "the stage was never passed"
     oracle(chosen, tmp_path / "new")
     finish(chosen, tmp_path)
+
+
+def test_every_stage_is_one_to_be_killed_at() -> None:
+    found = {name for path in SOURCES.glob("*.py") for name in re.findall(r'Stage\("([a-z.-]+)"', path.read_text())}
+    assert found == {name for name, _ in STAGES} | set(ELSEWHERE)
+
+
+def test_killed_when_saves_were_dropped(options: Options, tmp_path: Path) -> None:
+    chosen = options(kill_stage={"name": "checkpoint.dropped", "skip": 1}, hold=9, steps=9)
+    process = start(chosen, tmp_path / "home")
+    process.communicate(timeout=120)
+    assert process.returncode == KILLED, "the stage was never passed"
+    oracle(chosen, tmp_path / "new")
+    finish(chosen, tmp_path)
+
+
+def test_a_rank_that_is_killed_when_it_has_delivered(options: Options, tmp_path: Path) -> None:
+    run = Run(tmp_path / "bucket" / "run", rank=0, world_size=2, spool_dir=tmp_path / "spool")
+    chosen = options(kill_stage={"name": "checkpoint.part-sent", "skip": 0}, session=run.session(), rank=1, world_size=2)
+    process = start(chosen, tmp_path / "home")
+    process.communicate(timeout=120)
+    assert process.returncode == KILLED, "the stage was never passed"
+    with run.checkpoint(step=1) as directory:
+        (directory / "rank-0.bin").write_bytes(b"of this rank")
+    run.close()
+    [checkpoint] = run.checkpoints()
+    assert [record.path for record in checkpoint.files] == ["rank-0.bin", "rank-1.bin"]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

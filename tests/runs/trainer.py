@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,7 @@ from stagekit.runs import Run
 from stagekit.runs.restore import restore
 from stagekit.runs.sync import SyncSettings
 from stagekit.store import open_store
+from stagekit.testing.faults import FaultStore
 from stagekit.testing.kill import KillAt, KillingStore
 
 ROOT = Path(__file__).parents[2]
@@ -60,26 +62,40 @@ def main() -> None:
 
     def note(event: Event) -> None:
         if isinstance(event, Stage):
+            if event.name == "checkpoint.pinned" and int(event.subject) >= options.get("hold", 0):
+                released.set()
             os.write(stages, f"{event.name}\n".encode())
         if isinstance(event, Stage) and event.name == "checkpoint.verified":
             os.write(journal, f"{event.subject}\n".encode())
         if isinstance(event, Message):
             sys.stderr.write(f"{event.level}: {event.text}\n")
 
+    released = threading.Event()
     config = StoreConfig(**options["store"]) if options.get("store") else None
     where: Any = options["run"]
     if call := options.get("kill_call"):
         where = KillingStore(open_store(where, config), call["operation"], call["key"], after=call["after"])
+    if options.get("hold"):  # nothing gets through before that step was pinned
+        where = FaultStore(open_store(where, config))
+        where.act("put", lambda _: released.wait(60), "*/files/*")
     stage = options.get("kill_stage")
     run = Run(
         where,
         store=config,
+        rank=options.get("rank", 0),
+        world_size=options.get("world_size", 1),
         keep_last=options.get("keep_last"),
         on_event=KillAt(stage["name"], skip=stage["skip"], then=note) if stage else note,
         settings=SyncSettings(retry_after_s=lambda _: 0.05),
     )
-    run.drain()
     scratch = Path(tempfile.mkdtemp(dir=options["scratch"]))
+    if "session" in options:
+        run.join(options["session"])
+        with run.checkpoint(step=1) as reserved:
+            (reserved / f"rank-{options['rank']}.bin").write_bytes(b"of this rank")
+        run.close()
+        return
+    run.drain()
     found = run.restore(scratch / "restored")
     first = 1 if found is None else found.step + 1
     if found is not None:
