@@ -163,6 +163,16 @@ def hub_endpoint(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get("HF_ENDPOINT") or None
 
 
+def hub_cache_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Where Hugging Face's libraries keep models: ``HF_HUB_CACHE``, else ``$HF_HOME/hub``, else ``~/.cache/huggingface/hub``."""
+    env = os.environ if environ is None else environ
+    named = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
+    if named:
+        return Path(named).expanduser().absolute()
+    home = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return Path(home).expanduser().absolute() / "hub"
+
+
 def environment_fingerprint(environ: Mapping[str, str] | None = None) -> str:
     """A text that changes when the environment, or the AWS files it names, may give other credentials or settings. It reveals none."""
     env = os.environ if environ is None else environ

@@ -4,8 +4,38 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+# Runs before the program itself, in the child: a ``preexec_fn`` would do the same, but is unsafe in a process with threads. On Linux the
+# kernel delivers the signal and the interpreter is replaced by the program; elsewhere the interpreter stays and watches its parent.
+_GUARD = """
+import os, signal, subprocess, sys, time
+parent, argv = int(sys.argv[1]), sys.argv[2:]
+if sys.platform == "linux":
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.execvp(argv[0], argv)
+child = subprocess.Popen(argv)
+signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+while child.poll() is None:
+    if os.getppid() != parent:
+        child.kill()
+    time.sleep(0.2)
+sys.exit(child.returncode)
+"""
+
+
+def ending_with_us(argv: Sequence[str]) -> list[str]:
+    """``argv`` as a command line whose program never outlives this process, even when that is killed.
+
+    Start it from a thread that lives as long as the program should: on Linux the end of the starting *thread* counts.
+    """
+    return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *argv]
 
 
 @dataclass(frozen=True, slots=True)

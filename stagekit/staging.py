@@ -1,47 +1,57 @@
-"""Copies to a local disk: a run's checkpoint, or a data set, every byte compared with its manifest."""
+"""Copies to a local disk: a run's checkpoint, a data set, or whatever lies below a prefix, every byte that can be compared compared."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
 import os
-import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from .config import StoreConfig
 from .contents import checkpoint_at, kind_of, nothing, refuse_selector
 from .dataset import with_shards
-from .errors import CheckpointError, ManifestError, OutOfSpace, StoreError, UsageError
+from .errors import BadDigest, CheckpointError, Conflict, InvalidReply, ManifestError, NotFound, StoreError, UsageError
+from .hub_cache import HubLink
+from .landing import Landing, is_filled, local_files, remove_file
+from .location import Location
 from .mounts import refuse_mount
-from .parallel import each
+from .pace import Pace
 from .progress import Message, Progress, Subscriber, ignore
-from .runs.layout import Selector, parse_reference
-from .runs.restore import restore
+from .runs.layout import Checkpoint, Selector, parse_reference
+from .runs.restore import damage_named, first_taken, stamp
 from .shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name, wids_json
 from .store import Where, open_store
 from .store.base import Store
-from .transfer.fetch import fetch_file
-from .transfer.put import file_sha256
-from .units import format_count, format_size
+from .store.extras import list_strictly
+from .store.paced import PacedStore
+from .transfer.bulk.base import Item, place_of
+from .transfer.bulk.builtin import Trust, file_checksum
+from .transfer.bulk.choice import EngineName, choose
+from .transfer.bulk.fetching import fetch_items
+from .transfer.checksum import Checksum
+from .units import format_count, format_size, parse_rate
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What ``pull`` has put where. ``fetched_bytes`` came over the network; the rest was there already, verified."""
+    """What ``pull`` has put where. ``fetched_bytes`` came over the network; the rest was there already, verified.
+
+    ``unproven`` counts files whose size alone could be compared, since the store tells no checksum of theirs.
+    """
 
     url: str
-    kind: Literal["dataset", "checkpoint"]
+    kind: Literal["dataset", "checkpoint", "objects"]
     directory: str
     files: int
     bytes: int
     fetched_bytes: int
     step: int | None = None
+    engine: str = "builtin"
+    removed: int = 0
+    unproven: int = 0
+    linked: str | None = None
 
     @property
     def line(self) -> str:
@@ -49,7 +59,12 @@ class Pulled:
         if not self.files:
             return f"{self.url}: nothing was pulled"
         there = "" if self.fetched_bytes == self.bytes else f", {format_size(self.bytes - self.fetched_bytes)} of it was there already"
-        return f"{self.url} is in {self.directory}: {format_count(self.files)} files, {format_size(self.bytes)}, every byte verified{there}"
+        removed = f", {format_count(self.removed)} others removed" if self.removed else ""
+        linked = f"; from_pretrained finds it as {self.linked}" if self.linked else ""
+        return (
+            f"{self.url} is in {self.directory}: {format_count(self.files)} files, {format_size(self.bytes)}, "
+            f"{verified(self.files, self.unproven)}{there}{removed}{linked}"
+        )
 
     @property
     def record(self) -> dict[str, Any]:
@@ -57,21 +72,50 @@ class Pulled:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """One file to be had: from ``key``, or ``data`` itself where its digest is not in a manifest."""
+def verified(files: int, unproven: int) -> str:
+    """How well ``files`` were compared, for a person."""
+    if not unproven:
+        return "every byte verified"
+    which = "all" if unproven == files else format_count(unproven)
+    return f"{which} of them by size alone, as the store tells no checksum"
 
-    path: str
-    key: str
-    size: int
-    sha256: str
-    data: bytes | None = None
+
+@dataclass(slots=True)
+class _Job:
+    """What is to be pulled, and how."""
+
+    name: str
+    store: Store
+    target: Path
+    kind: Literal["dataset", "checkpoint", "objects"]
+    options: _Options
+    items: list[Item]
+    known: dict[str, bytes] = field(default_factory=dict)
+    """Files whose content is here already."""
+    step: int | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(item.size for item in self.items) + sum(map(len, self.known.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    engine: EngineName
+    threads: int
+    delete: bool
+    bytes_per_s: float | None
+    on_event: Subscriber
 
 
 def pull(
     where: Where,
     directory: str | os.PathLike[str],
     *,
+    engine: EngineName = "auto",
+    delete: bool = False,
+    limit_rate: str | float | None = None,
+    link_hf: str | None = None,
     store: StoreConfig | None = None,
     threads: int = 8,
     allow_mount: bool = False,
@@ -79,19 +123,26 @@ def pull(
     allow_fresh: bool = False,
     on_event: Subscriber = ignore,
 ) -> Pulled:
-    """Copy a checkpoint (``RUN``, ``RUN@latest``, ``RUN@best``, ``RUN@1200``) or a data set to a new or empty local directory.
+    """Copy a checkpoint (``RUN``, ``RUN@latest``, ``RUN@best``, ``RUN@1200``), a data set, or all objects below a prefix to a directory.
 
-    ``directory`` appears complete and verified, or not at all. It is never overwritten and nothing in it is deleted: one that holds the
-    same files already is left as it is, and one that holds anything else is refused. A checkpoint that turns out damaged is told
-    as a warning and the next older one is taken, unless a step was named or ``strict`` is set.
-    A data set's pull that was killed goes on in ``.NAME.pull``
-    beside the target when it is repeated, and fetches no verified file again.
+    A new or empty ``directory`` appears complete and verified, or not at all. Nothing that is there is changed or removed: the same files
+    are left as they are, files of another name are left beside plain objects and refused beside a checkpoint or data set, and a file that
+    differs is refused. ``delete`` makes the directory what the source is, and tells first what that removes or replaces.
+
+    A pull that was killed goes on when it is repeated, in ``.NAME.pull`` beside the target, and fetches no verified file again. A
+    checkpoint that turns out damaged is told as a warning and the next older one is taken, unless a step was named or ``strict`` is set.
+
+    ``engine`` is what copies: ``builtin``, ``s5cmd``, ``rclone``, or ``auto``, which chooses by number and size. Whichever it is, every
+    file is compared afterwards with the digest in the manifest, or with the store's checksum where there is one.
+    ``limit_rate`` (``"20MB/s"``) bounds the bytes a second. ``link_hf="org/name"`` makes the copy known to Hugging Face's cache, so that
+    ``from_pretrained("org/name")`` finds it offline.
 
     A run that has no checkpoint yet, or cannot be seen, or has none that is whole, raises, so that a script stops before it trains from
     scratch. ``allow_fresh`` accepts that with a warning: nothing is copied, and ``step`` of the result is ``None``.
 
     Raises ``OutOfSpace`` before the first byte when the disk is too small, ``MountRefused`` for a mounted bucket, ``BadDigest`` for an
-    object that is not what its manifest says, ``CheckpointError`` for a step that is not there.
+    object that is not what its manifest says, ``CheckpointError`` for a step that is not there, ``UsageError`` for an object whose name
+    cannot be that of a file here, or when another pull to the same directory is running.
 
     Example: ``stagekit.pull("s3://bucket/run@1200", "checkpoint")``.
     """
@@ -99,175 +150,287 @@ def pull(
     judged = refuse_mount(target, "pulling to", allow_mount=allow_mount)
     if judged.warning:
         on_event(Message(judged.warning, "warning"))
+    link = HubLink.parse(link_hf) if link_hf is not None else None
+    bytes_per_s = rate_of(limit_rate)
+    options = _Options(engine, threads, delete, bytes_per_s, on_event)
     url: Where = where
     selector: Selector = "latest"
     if isinstance(where, str):
         url, selector = parse_reference(where)
-    opened = open_store(url, store, on_event=on_event)
+    opened = paced(open_store(url, store, on_event=on_event), bytes_per_s)
     try:
         kind = kind_of(opened)
         if kind == "run":
-            return _pull_checkpoint(opened, selector, target, threads, strict, on_event)
-        if kind is None:
-            raise nothing(opened, "pulling")
-        if isinstance(where, str):
+            pulled = _pull_checkpoint(opened, selector, target, strict, options)
+            return _linked(pulled, link, on_event)
+        if kind == "dataset" and isinstance(where, str):
             refuse_selector(str(url), where, "pulling")
+        items = [] if kind == "dataset" else list(plain_items(opened))
+        if kind is None and not items:
+            return _linked(_pull_single(opened, url, store, target, options), link, on_event)
     except (StoreError, CheckpointError, ManifestError) as error:
         if not allow_fresh:
             raise
         on_event(Message(f"nothing is pulled, and training starts from scratch, as --allow-fresh says, although {error}", "warning"))
         return Pulled(str(opened.location), "checkpoint", str(target), 0, 0, 0)
-    return _pull_dataset(opened, target, store, threads, on_event)
+    if kind == "dataset":
+        return _linked(_pull_dataset(opened, target, store, options), link, on_event)
+    return _linked(_run(_Job(str(opened.location), opened, target, "objects", options, items)), link, on_event)
 
 
-def _pull_checkpoint(store: Store, selector: Selector, target: Path, threads: int, strict: bool, on_event: Subscriber) -> Pulled:
-    if _is_filled(target):
-        checkpoint = checkpoint_at(store, selector)
+def rate_of(limit_rate: str | float | None) -> float | None:
+    """Bytes a second from what a person wrote. Raises ``UsageError`` for a rate of nothing."""
+    if limit_rate is None:
+        return None
+    bytes_per_s = parse_rate(limit_rate, name="limit_rate")
+    if bytes_per_s <= 0:
+        raise UsageError(f"limit_rate: {limit_rate!r} lets nothing through; give a rate such as 20MB/s")
+    return bytes_per_s
+
+
+def paced(store: Store, bytes_per_s: float | None) -> Store:
+    """``store`` itself, or no faster than ``bytes_per_s``."""
+    return store if bytes_per_s is None else PacedStore(store, Pace(bytes_per_s))
+
+
+def plain_items(store: Store) -> Iterator[Item]:
+    """Every object below the store's location. Raises ``UsageError`` for one that no key can name."""
+    for info in list_strictly(store):
+        yield Item(info.key, info.key, info.size, info.etag, info.sha256)
+
+
+def _pull_single(opened: Store, url: Where, config: StoreConfig | None, target: Path, options: _Options) -> Pulled:
+    """The one object that ``url`` names, where nothing lies below it."""
+    location = opened.location
+    if not isinstance(url, str | os.PathLike | Location) or not location.path:
+        raise nothing(opened, "pulling")
+    folder = paced(open_store(location.parent, config, on_event=options.on_event), options.bytes_per_s)
+    try:
+        info = folder.head(location.name)
+    except (NotFound, UsageError):
+        raise nothing(opened, "pulling") from None
+    item = Item(location.name, location.name, info.size, info.etag, info.sha256)
+    return _run(_Job(str(location), folder, target, "objects", options, [item]))
+
+
+def _pull_checkpoint(store: Store, selector: Selector, target: Path, strict: bool, options: _Options) -> Pulled:
+    done: list[Pulled] = []
+
+    def take(checkpoint: Checkpoint) -> None:
+        items = [Item(one.key(checkpoint.name), one.path, one.bytes, sha256=one.sha256) for one in checkpoint.files]
         name = f"{store.location}@{checkpoint.step}"
-        pieces = [_Piece(record.path, record.key(checkpoint.name), record.bytes, record.sha256) for record in checkpoint.files]
-        _already_there(pieces, target, name, on_event)
-        fetched = 0
-    else:
-        restored = restore(store, target, selector, strict=strict, threads=threads, on_event=on_event)
-        if restored is None:
-            raise CheckpointError(f"pulling {store.location}: the run has no checkpoint yet")
-        checkpoint, name = restored, f"{store.location}@{restored.step}"
-        fetched = checkpoint.size_bytes
-    return Pulled(name, "checkpoint", str(target), len(checkpoint.files), checkpoint.size_bytes, fetched, checkpoint.step)
+        job = _Job(name, store, target, "checkpoint", options, items, step=checkpoint.step)
+        with damage_named(store, checkpoint):
+            done.append(_run(job))
+
+    if is_filled(target) and not options.delete:
+        # What is there is what a manifest says, or it is refused: another checkpoint would never do.
+        take(checkpoint_at(store, selector))
+    elif first_taken(store, selector, take, strict=strict, on_event=options.on_event) is None:
+        raise CheckpointError(f"pulling {store.location}: the run has no checkpoint yet")
+    return done[0]
 
 
-def _pull_dataset(store: Store, target: Path, config: StoreConfig | None, threads: int, on_event: Subscriber) -> Pulled:
+def _pull_dataset(store: Store, target: Path, config: StoreConfig | None, options: _Options) -> Pulled:
     name = str(store.location)
     data = bytes(store.get(MANIFEST))
     manifest = Manifest.from_bytes(data, source=str(store.location / MANIFEST))
     if any(shard.url is not None for shard in manifest.shards):
         # The copy has its shards with it.
-        store = with_shards(store, manifest, config, allow_mount=True, on_event=on_event)
+        store = with_shards(store, manifest, config, allow_mount=True, on_event=options.on_event)
         manifest = manifest.gathered()
         data = manifest.to_bytes()
-    pieces = list(_dataset_pieces(store, manifest, data))
-    if _is_filled(target):
-        _already_there(pieces, target, name, on_event)
-        fetched = 0
-    else:
-        fetched = _stage(store, pieces, target, name, threads, on_event)
-    return Pulled(name, "dataset", str(target), len(pieces), sum(piece.size for piece in pieces), fetched)
+    known = {WIDS: wids_json(manifest), MANIFEST: data}
+    return _run(_Job(name, store, target, "dataset", options, list(_dataset_items(store, manifest)), known))
 
 
-def _is_filled(target: Path) -> bool:
-    """Whether something is in ``target``. Raises ``UsageError`` when it is no directory."""
-    if target.is_dir():
-        return any(target.iterdir())
-    if os.path.lexists(target):
-        raise UsageError(f"pulling to {target}: that is no directory; give a new or empty one")
+def _dataset_items(store: Store, manifest: Manifest) -> Iterator[Item]:
+    """Every object of a data set but those that are known from its manifest."""
+    for shard in manifest.shards:
+        yield Item(shard.name, shard.name, shard.bytes, sha256=shard.sha256)
+        for key, sha256 in ((index_name(shard.name), shard.idx_sha256), (blocks_name(shard.name), shard.blocks_sha256)):
+            yield Item(key, key, store.head(key).size, sha256=sha256)
+
+
+def _linked(pulled: Pulled, link: HubLink | None, on_event: Subscriber) -> Pulled:
+    if link is None or not pulled.files:
+        return pulled
+    link.lay_out(Path(pulled.directory), on_event=on_event)
+    return replace(pulled, linked=link.name)
+
+
+# ------------------------------------------------------------------------------------------------------------- the work
+
+
+@dataclass(slots=True)
+class _There:
+    """What a filled target holds: files that are the same, files that differ, files that cannot be compared without the object's bytes,
+    and files that the source does not have."""
+
+    same: set[str]
+    differing: set[str]
+    doubtful: set[str]
+    strange: list[str]
+
+
+def _run(job: _Job) -> Pulled:
+    filled = is_filled(job.target)
+    there = _compare(job) if filled else _There(set(), set(), set(), [])
+    _refuse(job, there, filled)
+    wanted = [item for item in job.items if item.path not in there.same]
+    writes = {path: data for path, data in job.known.items() if path not in there.same}
+    if filled and not wanted and not writes and not there.strange:
+        job.options.on_event(Message(f"{job.target} holds {job.name} already"))
+        return _result(job, 0, _static_unproven(job.items), 0)
+    removed = sorted(there.strange) if job.options.delete else []
+    if job.options.delete:
+        announce(removed, sorted(there.differing), str(job.target), job.options.on_event)
+    unproven = _static_unproven(job.items)
+    with Landing(job.target, job.name) as landing:
+        missing = landing.missing(wanted, also=writes, threads=min(job.options.threads, 4))
+        needed = sum(item.size for item in missing) + sum(map(len, writes.values()))
+        landing.require(needed, what=job.name)
+        try:
+            engine, arrived_unproven = _fetch(job, landing, missing)
+        except (NotFound, BadDigest, Conflict, InvalidReply):
+            if job.kind == "checkpoint":
+                landing.clear()
+            raise
+        unproven += arrived_unproven - _static_unproven(missing)
+        for path, data in writes.items():
+            landing.write(path, data)
+        if not filled:
+            if job.step is not None:
+                stamp(landing.files, job.step)
+            landing.reveal()
+        else:
+            wanted = [item for item in wanted if not _turned_out_the_same(job, landing, item, there)]
+            for path in removed:
+                remove_file(job.target, path)
+            landing.merge([*(item.path for item in wanted), *writes])
+            if job.step is not None:
+                stamp(job.target, job.step)
+    return _result(job, needed, unproven, len(removed), engine)
+
+
+def _fetch(job: _Job, landing: Landing, missing: Sequence[Item]) -> tuple[str, int]:
+    """Bring ``missing`` into ``landing``. Returns the engine's name, and of how many files nothing but the size could be compared."""
+    options = job.options
+    bar = Bar(f"pull {job.name}", job.total, options.on_event)
+    bar.add(job.total - sum(item.size for item in missing))
+    engine = choose(
+        options.engine, place_of(job.store), missing, doing=f"pulling {job.name}", threads=options.threads, bytes_per_s=options.bytes_per_s
+    )
+    unproven = 0
+    lock = threading.Lock()
+
+    def accept(item: Item, path: Path, checksum: Checksum) -> None:
+        nonlocal unproven
+        landing.accept(item, path, checksum)
+        with lock:
+            unproven += checksum.finding != "proven"
+
+    fetch_items(
+        job.store,
+        missing,
+        landing.incoming,
+        accept,
+        engine=engine if missing else None,
+        threads=options.threads,
+        on_bytes=bar.add,
+        on_event=options.on_event,
+    )
+    bar.finish()
+    return engine.name if engine is not None else "builtin", unproven
+
+
+def _result(job: _Job, fetched: int, unproven: int, removed: int, engine: str = "builtin") -> Pulled:
+    files = len(job.items) + len(job.known)
+    return Pulled(job.name, job.kind, str(job.target), files, job.total, fetched, job.step, engine, removed, unproven)
+
+
+def _static_unproven(items: Sequence[Item]) -> int:
+    return sum(item.sha256 is None and not item.expected.has_md5 for item in items)
+
+
+def _compare(job: _Job) -> _There:
+    names = set(local_files(job.target))
+    found = _There(set(), set(), set(), [])
+    for item in job.items:
+        if item.path in names:
+            _sort_in(job.target / item.path, item, found)
+    for path, data in job.known.items():
+        if path in names:
+            same = not (job.target / path).is_symlink() and (job.target / path).read_bytes() == data
+            (found.same if same else found.differing).add(path)
+    found.strange = sorted(names - {item.path for item in job.items} - job.known.keys())
+    return found
+
+
+def _sort_in(path: Path, item: Item, found: _There) -> None:
+    if path.is_symlink() or path.stat().st_size != item.size:
+        found.differing.add(item.path)
+        return
+    finding = file_checksum(path, item.expected, Trust()).finding
+    if finding == "proven":
+        found.same.add(item.path)
+    elif item.sha256 is not None:
+        found.differing.add(item.path)
+    else:  # an etag that differs may be no MD5: only the object's bytes can tell
+        found.doubtful.add(item.path)
+
+
+def _refuse(job: _Job, there: _There, filled: bool) -> None:
+    """Nothing when the pull may go on. Raises ``UsageError`` naming what stands in its way."""
+    if not filled or job.options.delete:
+        return
+    doing = f"pulling {job.name} to {job.target}"
+    if there.strange and job.kind != "objects":
+        raise UsageError(f"{doing}: it holds {there.strange[0]}, which does not belong to it; give a new or empty directory")
+    strange = set(there.strange)
+    paths = [*(item.path for item in job.items), *job.known]
+    for path in paths:
+        if path in there.differing:
+            raise _differs(job, path)
+        if path not in there.same and path not in there.doubtful:
+            if job.kind != "objects":
+                raise UsageError(
+                    f"{doing}: the directory is not empty and {path} is missing; give a new or empty directory, or remove this one"
+                )
+            parents = [path[:end] for end in range(len(path)) if path[end] == "/"]
+            if blocked := strange.intersection(parents):
+                raise UsageError(f"{doing}: {min(blocked)} is a file or link there, and {path} would lie in it; remove it, or use --delete")
+
+
+def _differs(job: _Job, path: str) -> UsageError:
+    return UsageError(
+        f"pulling {job.name} to {job.target}: the directory is not empty and {path} differs; give a new or empty directory, remove this "
+        "one, or have it replaced with --delete"
+    )
+
+
+def _turned_out_the_same(job: _Job, landing: Landing, item: Item, there: _There) -> bool:
+    """Whether a file that could not be compared before is what has arrived. Raises ``UsageError`` when it is not and must stay."""
+    if item.path not in there.doubtful:
+        return False
+    plain = Item(item.key, item.path, item.size).expected
+    mine, theirs = (file_checksum(folder / item.path, plain, Trust()).digest for folder in (job.target, landing.files))
+    if mine == theirs:
+        (landing.files / item.path).unlink()
+        return True
+    if not job.options.delete:
+        raise _differs(job, item.path)
     return False
 
 
-def _dataset_pieces(store: Store, manifest: Manifest, data: bytes) -> Iterator[_Piece]:
-    """Every object of a data set, the manifest, whose bytes are ``data``, last."""
-    for shard in manifest.shards:
-        yield _Piece(shard.name, shard.name, shard.bytes, shard.sha256)
-        for key, sha256 in ((index_name(shard.name), shard.idx_sha256), (blocks_name(shard.name), shard.blocks_sha256)):
-            yield _Piece(key, key, store.head(key).size, sha256)
-    for key, content in ((WIDS, wids_json(manifest)), (MANIFEST, data)):
-        yield _Piece(key, key, len(content), hashlib.sha256(content).hexdigest(), content)
+def announce(removed: Sequence[str], replaced: Sequence[str], where: str, on_event: Subscriber) -> None:
+    """Tell what ``--delete`` is about to do in ``where``, before it does anything."""
+    for paths, verb in ((removed, "removes"), (replaced, "replaces")):
+        if paths:
+            on_event(Message(f"--delete {verb} {format_count(len(paths))} in {where}: {', '.join(paths)}", "warning"))
 
 
-def _stage(store: Store, pieces: list[_Piece], target: Path, name: str, threads: int, on_event: Subscriber) -> int:
-    """Bring ``pieces`` to ``target``. Returns the bytes fetched."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.parent / f".{target.name}.pull"
-    with _alone(partial, target):
-        _remove_strangers(partial, {piece.path for piece in pieces})
-        missing = [piece for piece in pieces if not _holds(partial / piece.path, piece)]
-        needed, free = sum(piece.size for piece in missing), shutil.disk_usage(partial).free
-        if needed > free:
-            raise OutOfSpace(
-                f"pulling {name} to {target} needs {format_size(needed)} and {format_size(free)} are free; "
-                "make space or choose another disk"
-            )
-        bar = _Bar(f"pull {name}", sum(piece.size for piece in pieces), on_event)
-        bar.add(bar.total - needed)
-        at_once = max(1, min(len(missing), 4))
-
-        def bring(piece: _Piece) -> None:
-            path = partial / piece.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if piece.data is not None:
-                path.write_bytes(piece.data)
-                bar.add(piece.size)
-            else:
-                inner = max(1, threads // at_once)
-                fetch_file(store, piece.key, path, size=piece.size, sha256=piece.sha256, threads=inner, on_bytes=bar.add)
-
-        for _ in each(bring, missing, threads=at_once):
-            pass
-        try:
-            partial.rename(target)  # over an empty directory too
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise UsageError(
-                    f"pulling {name} to {target}: something was written there meanwhile; the files are in {partial}"
-                ) from error
-            raise
-        bar.finish()
-    return needed
-
-
-def _already_there(pieces: list[_Piece], target: Path, name: str, on_event: Subscriber) -> None:
-    """Nothing when ``target`` holds exactly ``pieces``. Raises ``UsageError`` naming what differs."""
-    there = {str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()}
-    strange = sorted(there - {piece.path for piece in pieces})
-    if strange:
-        raise UsageError(f"pulling {name} to {target}: it holds {strange[0]}, which does not belong to it; give a new or empty directory")
-    for piece in pieces:
-        if not _holds(target / piece.path, piece):
-            state = "differs" if piece.path in there else "is missing"
-            raise UsageError(
-                f"pulling {name} to {target}: the directory is not empty and {piece.path} {state}; "
-                "give a new or empty directory, or remove this one"
-            )
-    on_event(Message(f"{target} holds {name} already"))
-
-
-def _holds(path: Path, piece: _Piece) -> bool:
-    try:
-        return not path.is_symlink() and path.is_file() and path.stat().st_size == piece.size and file_sha256(path) == piece.sha256
-    except FileNotFoundError:
-        return False
-
-
-def _remove_strangers(partial: Path, wanted: set[str]) -> None:
-    """Remove what an earlier pull of something else, or a killed one, left in the directory that is ours alone."""
-    for path in partial.rglob("*"):
-        if (path.is_symlink() or not path.is_dir()) and str(path.relative_to(partial)) not in wanted:
-            path.unlink()
-
-
-@contextmanager
-def _alone(partial: Path, target: Path) -> Iterator[None]:
-    """Be the only one who works in ``partial``; it is gone afterwards when nothing is in it. The kernel drops the lock with the process."""
-    while True:
-        partial.mkdir(exist_ok=True)
-        handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Somebody else may have finished, and renamed the directory, between our open and our lock.
-            if partial.exists() and os.path.samestat(os.fstat(handle), partial.stat()):
-                break
-            os.close(handle)
-        except BlockingIOError:
-            os.close(handle)
-            raise UsageError(f"another pull to {target} is running; wait for it, or give another directory") from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            partial.rmdir()
-        os.close(handle)
-
-
-class _Bar:
+class Bar:
     """Bytes of several threads as one task."""
 
     def __init__(self, task: str, total: int, on_event: Subscriber) -> None:

@@ -26,6 +26,7 @@ LEVELS = {
     "mounts": 0,
     "parallel": 0,
     "pieces": 0,
+    "pace": 0,
     "histogram": 0,
     "pickles": 0,
     # ground
@@ -50,6 +51,8 @@ LEVELS = {
     "pruning": 4,
     "looked": 4,
     "staging": 4,
+    "landing": 4,
+    "hub_cache": 4,
     "verification": 4,
     "verdict": 4,
     "report": 4,

@@ -42,11 +42,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("index", "Make existing WebDataset tars a data set, without rewriting them."),
     "info": ("info", "Tell what a data set, a run or a checkpoint holds."),
     "ls": ("ls", "List data sets, runs and checkpoints below a URL."),
-    "pull": ("pull", "Copy a run's checkpoint or a data set to a local directory, every byte verified."),
+    "pull": ("pull", "Copy a run's checkpoint, a data set or any prefix to a local directory, verified."),
     "prune": ("prune", "Remove old checkpoints, and what dead machines left behind."),
     "resume": ("resume", "Tell how a run was last started, or start it here in the same way."),
     "run": ("run", "Run any training command with its checkpoints and logs kept in a bucket."),
     "shard": ("shard", "Pack raw data into WebDataset shards, straight into the bucket."),
+    "stage": ("pull", "Copy a run's checkpoint, a data set or any prefix to a local directory, verified."),
     "teardown": ("teardown", "Finish uploads, then tell whether this server may be destroyed."),
     "verify": ("verify", "Check that a data set or run in the bucket is whole."),
 }

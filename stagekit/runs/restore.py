@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import (
@@ -48,18 +49,33 @@ def restore(
     errors when it cannot be told what there is. After any of them ``directory`` is as it was.
     """
     refuse_target(directory)
+    return first_taken(
+        store,
+        selector,
+        lambda checkpoint: restore_checkpoint(store, checkpoint, directory, threads=threads, on_event=on_event),
+        strict=strict,
+        best=best,
+        on_event=on_event,
+    )
+
+
+def first_taken(
+    store: Store,
+    selector: Selector,
+    take: Callable[[Checkpoint], None],
+    *,
+    strict: bool = False,
+    best: tuple[str, str] | None = None,
+    on_event: Subscriber = ignore,
+) -> Checkpoint | None:
+    """The checkpoint that ``restore`` would put back, given to ``take``, which raises ``DamagedCheckpoint`` to have the next one."""
 
     def reject(error: Exception) -> None:
         if strict:
             raise error
         on_event(Message(f"{error}; this checkpoint is rejected, the next older one is taken", "warning"))
 
-    checkpoint, rejected = catalog.first_whole(
-        store,
-        lambda: catalog.candidates(store, selector, best=best),
-        lambda checkpoint: restore_checkpoint(store, checkpoint, directory, threads=threads, on_event=on_event),
-        reject,
-    )
+    checkpoint, rejected = catalog.first_whole(store, lambda: catalog.candidates(store, selector, best=best), take, reject)
     if checkpoint is not None:
         return checkpoint
     if rejected is not None:
@@ -91,29 +107,41 @@ def restore_checkpoint(store: Store, checkpoint: Checkpoint, directory: Path, *,
         on_event(Progress(task, done, total))
 
     try:
-        mtime_ns = _FIRST_MTIME_NS + checkpoint.step * _STEP_NS
         for record in checkpoint.files:
             target = partial / record.path
             target.parent.mkdir(parents=True, exist_ok=True)
             key = record.key(checkpoint.name)
-            try:
+            with damage_named(store, checkpoint, key):
                 fetch_file(store, key, target, size=record.bytes, sha256=record.sha256, threads=threads, on_bytes=count)
-            except NotFound as error:
-                raise DamagedCheckpoint(f"step {checkpoint.step} of {store.location} is damaged: {key} is missing") from error
-            except (BadDigest, Conflict) as error:
-                raise DamagedCheckpoint(f"step {checkpoint.step} of {store.location} is damaged: {error}") from error
-            except InvalidReply as error:
-                if error.transient:
-                    raise
-                raise DamagedCheckpoint(f"step {checkpoint.step} of {store.location} is damaged: {error}") from error
             on_event(Stage("restore.file-fetched", f"{checkpoint.step}/{record.path}"))
-        for item in sorted(partial.rglob("*"), reverse=True):
-            os.utime(item, ns=(mtime_ns, mtime_ns))
-        os.utime(partial, ns=(mtime_ns, mtime_ns))
+        stamp(partial, checkpoint.step)
         _reveal(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     on_event(Progress(task, total, total, finished=True))
+
+
+@contextmanager
+def damage_named(store: Store, checkpoint: Checkpoint, key: str | None = None) -> Iterator[None]:
+    """Errors that say that a file of ``checkpoint`` is not there, or not what it was, as ``DamagedCheckpoint``. ``key`` is the file's."""
+    damaged = f"step {checkpoint.step} of {store.location} is damaged"
+    try:
+        yield
+    except NotFound as error:
+        raise DamagedCheckpoint(f"{damaged}: {f'{key} is missing' if key else error}") from error
+    except (BadDigest, Conflict) as error:
+        raise DamagedCheckpoint(f"{damaged}: {error}") from error
+    except InvalidReply as error:
+        if error.transient:
+            raise
+        raise DamagedCheckpoint(f"{damaged}: {error}") from error
+
+
+def stamp(directory: Path, step: int) -> None:
+    """Give everything in ``directory`` a modification time that follows ``step``: trainers rotate checkpoints by it."""
+    mtime_ns = _FIRST_MTIME_NS + step * _STEP_NS
+    for item in [*sorted(directory.rglob("*"), reverse=True), directory]:
+        os.utime(item, ns=(mtime_ns, mtime_ns))
 
 
 def refuse_target(directory: Path) -> None:

@@ -27,12 +27,14 @@ class ObjectInfo:
 
     ``etag`` is opaque and changes when the object's bytes are replaced; ``None`` where the store did not tell it (a finished multipart
     upload, some file systems). ``modified_s`` is the store's clock in seconds since the epoch and is never used to decide what is newest.
+    ``sha256`` is what the store knows the bytes' digest to be, where it knows one and tells it unasked (model hubs).
     """
 
     key: str
     size: int
     etag: str | None = None
     modified_s: float | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

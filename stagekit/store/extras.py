@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from .base import Store, WrappedStore
+from .base import ObjectInfo, Store, WrappedStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,19 @@ class Telling(Protocol):
 
     def expiry_rules(self) -> tuple[ExpiryRule, ...]:
         """The bucket's rules that remove objects without a tag. Empty where there are none, and for a server that has no such thing."""
+
+
+@runtime_checkable
+class Strict(Protocol):
+    """A store whose listing passes over names that no key can have, and that can be asked not to."""
+
+    def list_strictly(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """``list``, but an object whose name is no key raises ``UsageError`` in its place. Folder markers are passed over."""
+
+
+def list_strictly(store: Store, prefix: str = "") -> Iterator[ObjectInfo]:
+    """Every object below ``prefix``, for whoever copies all of them: none is passed over in silence because of its name."""
+    return store.list_strictly(prefix) if isinstance(store, Strict) else store.list(prefix)
 
 
 def clock_skew_s(store: Store, *, clock: Callable[[], float] = time.time) -> float | None:

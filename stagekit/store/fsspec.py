@@ -285,7 +285,7 @@ class FsspecStore:
         size = found.get("size", found.get("Size"))
         if not isinstance(size, int):
             raise InvalidReply(f"looking up {self._name(key)}: the file system does not tell its size", transient=False)
-        return ObjectInfo(key, size, _etag(found, size), _modified(found))
+        return ObjectInfo(key, size, _etag(found, size), _modified(found), _sha256(found))
 
     def _listed(self, prefix: str, call: Callable[[], Any], nothing: Any) -> Any:
         try:
@@ -469,11 +469,17 @@ def _move(system: Any, source: str, target: str) -> None:
 
 
 def _etag(found: dict[str, Any], size: int) -> str | None:
-    for name in ("ETag", "etag", "md5Hash", "content_md5"):
+    for name in ("ETag", "etag", "md5Hash", "content_md5", "blob_id"):
         if found.get(name):
             return str(found[name]).strip('"')
     changed = _modified(found) or found.get("updated") or found.get("last_commit")
     return None if changed is None else hashlib.sha256(f"{size} {changed}".encode()).hexdigest()[:32]
+
+
+def _sha256(found: dict[str, Any]) -> str | None:
+    """The digest that the Hugging Face Hub knows of large files."""
+    large = found.get("lfs")
+    return large.get("sha256") if isinstance(large, dict) else getattr(large, "sha256", None)
 
 
 def _modified(found: dict[str, Any]) -> float | None:

@@ -12,6 +12,7 @@ from ..errors import Conflict, StoreError
 from ..progress import Message, Subscriber, ignore
 from ..units import format_duration
 from .base import Children, Data, Multipart, ObjectInfo, OpenUpload, Store, WrappedStore
+from .extras import list_strictly
 
 _T = TypeVar("_T")
 _FIRST_WAIT_S = 0.5
@@ -114,6 +115,9 @@ class RetryStore(WrappedStore):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return self._resume(lambda: self.inner.list(prefix), lambda info: info.key)
+
+    def list_strictly(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._resume(lambda: list_strictly(self.inner, prefix), lambda info: info.key)
 
     def children(self, prefix: str = "") -> Children:
         return self._repeat(lambda: self.inner.children(prefix))

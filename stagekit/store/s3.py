@@ -56,6 +56,11 @@ class S3Store:
     def location(self) -> Location:
         return self._location
 
+    @property
+    def config(self) -> StoreConfig:
+        """The settings it was opened with."""
+        return self._config
+
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
         path = self._path(key)
         if if_absent and not self.conditional_create():
@@ -131,6 +136,12 @@ class S3Store:
         return ObjectInfo(key, answer["ContentLength"], etag, _seconds(answer.get("LastModified")))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._list(prefix, strict=False)
+
+    def list_strictly(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._list(prefix, strict=True)
+
+    def _list(self, prefix: str, *, strict: bool) -> Iterator[ObjectInfo]:
         base = self._base()
         last = ""
         for page in self._pages("listing", prefix, base + check_prefix(prefix)):
@@ -143,6 +154,11 @@ class S3Store:
                 info = self._listed(item, base, prefix)
                 if info is not None:
                     yield info
+                elif strict and not path.endswith("/"):
+                    raise UsageError(
+                        f"listing {self._name(prefix)}: the object {path!r} has a name with an empty, '.' or '..' part, which is no file's "
+                        "name anywhere; rename or remove it there"
+                    )
 
     def children(self, prefix: str = "") -> Children:
         base = self._base()

@@ -18,9 +18,9 @@ import botocore.session
 from botocore.config import Config
 
 from ..config import StoreConfig, environment_fingerprint
-from ..errors import UsageError
+from ..errors import UsageError, WrongCredentials
 from ..location import Location
-from .s3_errors import VENDOR_ERRORS, Address, translate
+from .s3_errors import VENDOR_ERRORS, Address, redact, translate
 
 _DEFAULT_REGION = "us-east-1"  # what endpoints without regions expect in a signature
 
@@ -164,3 +164,36 @@ def _endpoint(session: Any, location: Location, settings: StoreConfig) -> str | 
     if location.profile:
         return own or settings.endpoint({})
     return settings.endpoint() or own
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What another program needs to do what our client does. It holds keys: it is made when that program starts, and never kept or shown.
+
+    ``keys`` are access key, secret and session token (which may be empty), and ``None`` for unsigned requests.
+    """
+
+    endpoint: str
+    region: str
+    path_style: bool
+    ca_bundle: str | None
+    keys: tuple[str, str, str] | None = field(repr=False)
+
+    def redacted(self, text: str) -> str:
+        """``text`` without anything that may be a secret."""
+        return redact(text, [key for key in self.keys or () if key])
+
+
+def access_of(location: Location, settings: StoreConfig) -> Access:
+    """The access of ``client_for(location, settings)``. Raises ``WrongCredentials`` where there are no keys to sign with."""
+    client = client_for(location, settings)
+    path_style = settings.addressing == "path" or (settings.addressing is None and client.endpoint is not None)
+    authority = settings.ca_bundle or client.session.get_config_variable("ca_bundle")
+    keys = None
+    if not settings.anonymous:
+        credentials = client.api._request_signer._credentials
+        if credentials is None:
+            raise WrongCredentials(f"connecting to {location}: there are no keys; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        frozen = credentials.get_frozen_credentials()
+        keys = (frozen.access_key, frozen.secret_key, frozen.token or "")
+    return Access(client.api.meta.endpoint_url, client.api.meta.region_name, path_style, authority, keys)

@@ -5,31 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-# Runs before the server itself, in the child: a ``preexec_fn`` would do the same, but is unsafe in a process with threads. On Linux the
-# kernel delivers the signal and the interpreter is replaced by the server; elsewhere the interpreter stays and watches its parent.
-_GUARD = """
-import os, signal, subprocess, sys, time
-parent, argv = int(sys.argv[1]), sys.argv[2:]
-if sys.platform == "linux":
-    import ctypes
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-    os.execvp(argv[0], argv)
-child = subprocess.Popen(argv)
-signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-while child.poll() is None:
-    if os.getppid() != parent:
-        child.kill()
-    time.sleep(0.2)
-sys.exit(child.returncode)
-"""
+from ..processes import ending_with_us
 
 
 class Daemon:
@@ -43,10 +24,9 @@ class Daemon:
     def __init__(self, argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
         self.argv = list(argv)
         self.log = log
-        guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *argv]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                guard, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd, start_new_session=True
+                ending_with_us(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd, start_new_session=True
             )
 
     @property

@@ -60,8 +60,9 @@ def test_a_start_that_takes_too_long_shows_the_log(tmp_path: Path) -> None:
 ELSEWHERE = """
 import sys, time
 from pathlib import Path
+from stagekit import processes
 from stagekit.testing import daemon
-daemon._GUARD = daemon._GUARD.replace('sys.platform == "linux"', "False")
+processes._GUARD = processes._GUARD.replace('sys.platform == "linux"', "False")
 with daemon.Daemon([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], Path(sys.argv[1])) as one:
     daemon.wait_until(lambda: one.log_tail() != "", one, "the sleeper", 30)
     print(one.log_tail(), flush=True)

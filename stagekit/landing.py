@@ -1,0 +1,240 @@
+"""The directory on this machine that a pull fills: complete or not at all, or file by file beside what is there.
+
+::
+
+    .NAME.pull/files/       verified files under their names; they become NAME, by one rename where NAME is new or empty
+    .NAME.pull/incoming/    on their way; nothing is promised of them
+    .NAME.pull/journal      one line for each file whose digest no manifest knows: what was verified
+
+It lies beside the target, or inside it, as ``.stagekit-pull``, where the target is a mount point or the folder above cannot be written. A
+killed pull leaves it, and the same pull goes on from it: a file is taken as it is when its content still has the digest that was verified
+and the object is still the one it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from .errors import OutOfSpace, UsageError
+from .parallel import each
+from .transfer.bulk.base import Item
+from .transfer.bulk.builtin import Trust, file_checksum
+from .transfer.checksum import Checksum
+from .transfer.names import check_names, folds_case
+from .units import format_size
+
+INSIDE = ".stagekit-pull"
+
+
+class Landing:
+    """The target directory, ours alone within the ``with`` block. The kernel drops the lock with the process.
+
+    Raises ``UsageError`` when another pull to the same target is running. What was begun stays for the next try, unless it is empty.
+    """
+
+    def __init__(self, target: Path, name: str) -> None:
+        self.target = target
+        self._name = name
+        inside = target.is_dir() and (os.path.ismount(target) or not os.access(target.parent, os.W_OK))
+        self._home = target / INSIDE if inside else target.parent / f".{target.name}.pull"
+        self.files = self._home / "files"
+        self.incoming = self._home / "incoming"
+        self._journal = self._home / "journal"
+        self._lock = threading.Lock()
+        self._handle = -1
+        self._folders: set[Path] = set()
+
+    # ------------------------------------------------------------------------------------------------------------------ the lock
+
+    def __enter__(self) -> Self:
+        self._home.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            with suppress(FileExistsError):
+                self._home.mkdir()
+            try:
+                handle = os.open(self._home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except NotADirectoryError:
+                raise UsageError(f"pulling to {self.target}: {self._home} is in the way, a file or link; remove it") from None
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Somebody else may have finished, and removed the directory, between our open and our lock.
+                if self._home.exists() and os.path.samestat(os.fstat(handle), self._home.stat()):
+                    break
+                os.close(handle)
+            except BlockingIOError:
+                os.close(handle)
+                raise UsageError(f"another pull to {self.target} is running; wait for it, or give another directory") from None
+        self._handle = handle
+        self.files.mkdir(exist_ok=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        shutil.rmtree(self.incoming, ignore_errors=True)
+        _remove_empty_folders(self.files)
+        if not self.files.exists():
+            self._journal.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._home.rmdir()
+        os.close(self._handle)
+
+    # ------------------------------------------------------------------------------------------------------- what is there already
+
+    def missing(self, items: Sequence[Item], *, also: Iterable[str] = (), threads: int = 2) -> list[Item]:
+        """Those of ``items`` that no earlier try brought whole. All else that lies in this directory of ours is removed, but ``also``."""
+        check_names([*(item.path for item in items), *also], self._name, folds_case=folds_case(self._home))
+        wanted = {item.path for item in items}
+        for path in self.files.rglob("*"):
+            if (path.is_symlink() or not path.is_dir()) and path.relative_to(self.files).as_posix() not in wanted:
+                path.unlink()
+        known = self._verified()
+
+        def holds(item: Item) -> bool:
+            path = self.files / item.path
+            try:
+                if path.is_symlink() or not path.is_file() or path.stat().st_size != item.size:
+                    return False
+            except OSError:
+                return False
+            if item.sha256 is not None:
+                return file_checksum(path, item.expected, Trust()).finding == "proven"
+            entry = known.get(item.path)
+            if entry is None or entry[0] != (item.etag or ""):
+                return False
+            return file_checksum(path, item.expected, Trust()).digest == entry[1]
+
+        there = each(lambda item: (item, holds(item)), items, threads=threads)
+        return [item for item, held in there if not held]
+
+    def require(self, size: int, *, what: str) -> None:
+        """Nothing when ``size`` more bytes fit. Raises ``OutOfSpace`` with both numbers."""
+        free = shutil.disk_usage(self._home).free
+        if size > free:
+            raise OutOfSpace(
+                f"pulling {what} to {self.target} needs {format_size(size)} and {format_size(free)} are free; "
+                "make space or choose another disk"
+            )
+
+    def _verified(self) -> dict[str, tuple[str, str]]:
+        """path → etag and digest. A line that a killed process left half is no line."""
+        found: dict[str, tuple[str, str]] = {}
+        with suppress(FileNotFoundError):
+            for line in self._journal.read_bytes().split(b"\n"):
+                with suppress(ValueError):
+                    path, etag, digest = json.loads(line)
+                    found[path] = etag, digest
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------------ arriving
+
+    def accept(self, item: Item, path: Path, checksum: Checksum) -> None:
+        """Take the verified file at ``path`` in. Threads may call this at the same time."""
+        final = self.files / item.path
+        self._make_folder(final.parent)
+        path.rename(final)
+        if item.sha256 is None:
+            line = json.dumps([item.path, item.etag or "", checksum.digest]).encode() + b"\n"
+            with self._lock:
+                with self._journal.open("ab", buffering=0) as journal:
+                    journal.write(line)
+
+    def write(self, path: str, data: bytes) -> None:
+        """A file whose content is known."""
+        final = self.files / path
+        self._make_folder(final.parent)
+        final.write_bytes(data)
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder not in self._folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._folders.add(folder)
+
+    def clear(self) -> None:
+        """Forget what has arrived: it is of no use for another try."""
+        shutil.rmtree(self.files, ignore_errors=True)
+
+    # ----------------------------------------------------------------------------------------------------------------- revealing
+
+    def reveal(self) -> None:
+        """Make everything visible as the target, which is new or empty: by one rename, or, at a mount point, entry by entry."""
+        self._journal.unlink(missing_ok=True)
+        if self._home.parent != self.target:
+            try:
+                self.files.rename(self.target)  # over an empty directory too
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise UsageError(
+                        f"pulling {self._name} to {self.target}: something was written there meanwhile; the files are in {self.files}"
+                    ) from error
+                raise
+            return
+        for path in sorted(self.files.iterdir()):
+            path.rename(self.target / path.name)
+
+    def merge(self, paths: Iterable[str]) -> None:
+        """Move the files ``paths`` to their places beside what is there, each by a rename."""
+        for path in paths:
+            folder = self.target
+            for part in path.split("/")[:-1]:
+                folder = folder / part
+                if folder.is_symlink():
+                    raise UsageError(f"pulling {self._name} to {self.target}: {folder} is a symbolic link and not followed; remove it")
+                if folder not in self._folders:
+                    folder.mkdir(exist_ok=True)
+                    self._folders.add(folder)
+            final = self.target / path
+            if final.is_dir() and not final.is_symlink():
+                with suppress(OSError):
+                    final.rmdir()  # an empty folder is nothing
+            (self.files / path).rename(final)
+        self._journal.unlink(missing_ok=True)
+
+
+def local_files(directory: Path) -> Iterator[str]:
+    """Every file and link below ``directory`` by its name relative to it; what a pull is bringing there is left out."""
+    for folder, folders, names in os.walk(directory, onerror=_raise):
+        here = Path(folder)
+        relative = here.relative_to(directory).as_posix()
+        before = "" if relative == "." else f"{relative}/"
+        if not before and INSIDE in folders:
+            folders.remove(INSIDE)
+        yield from (before + name for name in folders if (here / name).is_symlink())
+        yield from (before + name for name in names)
+
+
+def is_filled(target: Path) -> bool:
+    """Whether something is in ``target``. Raises ``UsageError`` when it is no directory."""
+    if target.is_dir():
+        return any(path.name != INSIDE for path in target.iterdir())
+    if os.path.lexists(target):
+        raise UsageError(f"pulling to {target}: that is no directory; give a new or empty one")
+    return False
+
+
+def remove_file(target: Path, path: str) -> None:
+    """Remove one file or link of ``target``, and the folders that are empty then."""
+    (target / path).unlink()
+    folder = (target / path).parent
+    with suppress(OSError):
+        while folder != target:
+            folder.rmdir()
+            folder = folder.parent
+
+
+def _remove_empty_folders(directory: Path) -> None:
+    for folder, _folders, _names in os.walk(directory, topdown=False):
+        with suppress(OSError):
+            Path(folder).rmdir()
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -1,0 +1,129 @@
+"""The built-in engine: one object to one file, or one file to one object, in parallel ranges, compared with all that is known of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ...errors import BadDigest, Conflict, OutOfSpace, SourceError
+from ...store.base import Data, Store
+from ..checksum import Checksum, EtagOfParts, Expected
+from ..fetch import PIECE, fetch_pieces
+from ..put import part_size_for
+from .base import Item
+
+_READ = 4 * 2**20
+
+
+class Trust:
+    """Whether a store's etags, where they look like MD5s, are MD5s. They are believed to be until one was seen that is not."""
+
+    def __init__(self) -> None:
+        self.etags = True
+
+
+def pieces_of(store: Store, item: Item, threads: int) -> Iterator[Data]:
+    """The object's bytes in order. A small one takes one request. Raises ``Conflict`` when it is no longer the one that was listed."""
+    if item.size > PIECE:
+        yield from fetch_pieces(store, item.key, size=item.size, etag=item.etag, threads=threads)
+    elif item.size:
+        yield store.get(item.key, 0, item.size, if_match=item.etag)
+
+
+def checked_twice(attempt: Callable[[], Checksum], item: Item, trust: Trust, name: str) -> Checksum:
+    """What ``attempt`` gives, made again when it differs from what is expected.
+
+    Where the same bytes came twice and only an etag says otherwise, that etag is no MD5, and none of this store is from then on. Other
+    bytes than a sha-256 says raise ``BadDigest``.
+    """
+    first = attempt()
+    if first.finding != "differs":
+        return first
+    second = attempt()
+    if second.finding != "differs":
+        return second
+    if item.sha256 is None and first.digest == second.digest:
+        trust.etags = False
+        return second
+    expected = f"sha-256 {item.sha256}" if item.sha256 else f"etag {item.etag}"
+    raise BadDigest(
+        f"reading {name}: expected {expected}, found {first.digest} and then {second.digest}; the object is damaged or was replaced",
+        transient=False,
+    )
+
+
+def fetch_item(
+    store: Store, item: Item, path: Path, trust: Trust, *, threads: int = 4, on_bytes: Callable[[int], None] = lambda _: None
+) -> Checksum:
+    """Write ``item`` to the new file ``path``, compared. A full disk or quota raises ``OutOfSpace``, and the file is removed then."""
+
+    def attempt() -> Checksum:
+        checksum = Checksum(item.expected, trust_etag=trust.etags)
+        arrived = 0
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            try:
+                for data in pieces_of(store, item, threads):
+                    checksum.update(data)
+                    _write(file, data)
+                    arrived += len(data)
+                    on_bytes(len(data))
+            finally:
+                os.close(file)
+        except BaseException as error:
+            on_bytes(-arrived)
+            path.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OutOfSpace(
+                    f"writing {item.path}: the disk or quota is full ({item.size} bytes were needed); free space and repeat, "
+                    "what was verified is kept"
+                ) from error
+            raise
+        if checksum.finding == "differs":
+            on_bytes(-arrived)
+        return checksum
+
+    try:
+        return checked_twice(attempt, item, trust, str(store.location / item.key))
+    except Conflict as error:
+        raise Conflict(f"reading {store.location / item.key}: it was replaced while it was copied; repeat the command") from error
+
+
+def file_checksum(path: Path, expected: Expected, trust: Trust) -> Checksum:
+    """The same of a file that is there. Its pages are warm when it was just written."""
+    checksum = Checksum(expected, trust_etag=trust.etags)
+    for data in file_pieces(path):
+        checksum.update(data)
+    return checksum
+
+
+def file_etag(path: Path, size: int) -> str:
+    """The etag that the file gets when it is sent as we send it, to a store with MD5 etags."""
+    parts = part_size_for(size)
+    etag = EtagOfParts(parts, with_count=size > parts)
+    for data in file_pieces(path):
+        etag.update(data)
+    return etag.value
+
+
+def file_pieces(path: Path) -> Iterator[bytes]:
+    """A local file's bytes. A symbolic link at its place is refused."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SourceError(f"reading {path}: it is a symbolic link; remove it and repeat") from error
+        raise
+    try:
+        while data := os.read(file, _READ):
+            yield data
+    finally:
+        os.close(file)
+
+
+def _write(file: int, data: Data) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,0 +1,51 @@
+"""Which engine copies: what was asked for, or a measured rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from ...errors import UsageError
+from .base import Engine, Item, Place
+from .rclone import Rclone, rclone_binary
+from .s5cmd import S5cmd, s5cmd_binary
+
+EngineName = Literal["auto", "builtin", "s5cmd", "rclone"]
+ENGINES: tuple[str, ...] = get_args(EngineName)
+
+MANY = 500
+SMALL = 2**20
+
+
+def choose(
+    name: EngineName, place: Place | None, items: Sequence[Item], *, doing: str, threads: int, bytes_per_s: float | None
+) -> Engine | None:
+    """The engine for ``items``; ``None`` is the built-in one. Raises ``UsageError`` when the one that was asked for cannot do it.
+
+    ``auto`` takes rclone for rclone's own remotes; s5cmd, where it is installed, for many small objects (more than ``MANY``, of less than
+    ``SMALL`` bytes on average); and the built-in engine for everything else, and whenever there is a limit on the rate.
+    """
+    if name not in ENGINES:
+        raise UsageError(f"engine: {name!r} is none of {', '.join(ENGINES)}")
+    if name == "rclone" or (name == "auto" and place is not None and place.location.scheme == "rclone"):
+        _refuse(name, Rclone.refusal(place), doing)
+        return Rclone(threads=threads, bytes_per_s=bytes_per_s)
+    if name == "s5cmd":
+        _refuse(name, S5cmd.refusal(place) or ("it has no limit on the rate" if bytes_per_s is not None else None), doing)
+        return S5cmd()
+    if name == "auto" and prefers_s5cmd(items) and bytes_per_s is None and S5cmd.refusal(place) is None and s5cmd_binary() is not None:
+        return S5cmd()
+    return None
+
+
+def prefers_s5cmd(items: Sequence[Item]) -> bool:
+    """Whether there are so many small objects that the requests cost more than the bytes."""
+    return len(items) > MANY and sum(item.size for item in items) < SMALL * len(items)
+
+
+def _refuse(name: str, reason: str | None, doing: str) -> None:
+    if reason is not None:
+        raise UsageError(f"{doing} with --engine {name}: {reason}; leave the option out, or give --engine builtin")
+
+
+__all__ = ["ENGINES", "EngineName", "choose", "prefers_s5cmd", "rclone_binary", "s5cmd_binary"]
