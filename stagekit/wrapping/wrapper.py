@@ -129,6 +129,15 @@ def run_command(
         raise
 
 
+def overdue(settings: Settings, ran_s: float, silent_s: float) -> tuple[Reason, str] | None:
+    """Why a command that has run for ``ran_s``, and was silent for the last ``silent_s``, must end, if it must."""
+    if settings.limit_s is not None and ran_s >= settings.limit_s:
+        return "overtime", f"the command has run for {format_duration(ran_s)}, and --max-hours allows no more"
+    if settings.stall_s is not None and silent_s >= settings.stall_s:
+        return "stalled", f"the command has printed nothing and written nothing below --watch for {format_duration(silent_s)}"
+    return None
+
+
 @dataclass(slots=True)
 class _Quietly:
     """A subscriber that a closed terminal does not turn into an error, and that is not told of work with nothing to do."""
@@ -366,21 +375,13 @@ class _Wrapper:
                 seen, alive_s = activity, now_s
             looked_s = self.monotonic()
             look_at_s = looked_s + max(_LOOK_EVERY_S, _LOOKS_SHARE * (looked_s - now_s))
-            why = self._overdue(looked_s - begun_s, looked_s - alive_s)
+            why = overdue(self.settings, looked_s - begun_s, looked_s - alive_s)
             if why is not None and not ending and self.deadline is None:
                 ending = True
                 self.reason = why[0]
                 text = f"{why[1]}; it gets SIGTERM, and SIGKILL in {format_duration(self.settings.grace_s)}"
                 self.on_event(Message(text, "warning"))
                 child.end(self.settings.grace_s)
-
-    def _overdue(self, ran_s: float, silent_s: float) -> tuple[Reason, str] | None:
-        settings = self.settings
-        if settings.limit_s is not None and ran_s >= settings.limit_s:
-            return "overtime", f"the command has run for {format_duration(ran_s)}, and --max-hours allows no more"
-        if settings.stall_s is not None and silent_s >= settings.stall_s:
-            return "stalled", f"the command has printed nothing and written nothing below --watch for {format_duration(silent_s)}"
-        return None
 
     def _childs_time(self) -> float:
         assert self.deadline is not None

@@ -1,0 +1,101 @@
+"""The decisions of ``stagekit run`` apart from its processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stagekit.cli import main
+from stagekit.config import home_directory
+from stagekit.errors import ManifestError, UsageError
+from stagekit.runs.layout import Checkpoint, CheckpointManifest, CheckpointName, FileRecord
+from stagekit.wrapping.collect import named
+from stagekit.wrapping.note import Note, notes
+from stagekit.wrapping.resuming import Start, place_of
+from stagekit.wrapping.wrapper import Settings, overdue, run_command
+
+
+def test_a_limit_and_a_silence_end_a_command() -> None:
+    settings = Settings(watch=(), stall_s=1800, limit_s=7200)
+    assert overdue(settings, 7199, 1799) is None
+    assert overdue(settings, 7200, 0) == ("overtime", "the command has run for 2.0 h, and --max-hours allows no more")
+    assert overdue(settings, 1800, 1800) == ("stalled", "the command has printed nothing and written nothing below --watch for 30 min")
+    assert overdue(Settings(watch=()), 1e9, 1e9) is None
+
+
+def test_watched_directories_have_names_of_their_own() -> None:
+    assert named([Path("/a/out"), Path("/b/out"), Path("/c"), Path("/")]) == {
+        "out": Path("/a/out"),
+        "out-2": Path("/b/out"),
+        "c": Path("/c"),
+        "root": Path("/"),
+    }
+
+
+def checkpoint(*paths: str, **identity: str | int) -> Checkpoint:
+    files = tuple(FileRecord(path, 1, "0" * 64) for path in paths)
+    return Checkpoint(CheckpointManifest(CheckpointName(1, 40, 1, "0123abcd"), files, identity=identity), "s3://b/run")
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (checkpoint("model.bin", "trainer_state.json"), "/one/checkpoint-40"),
+        (checkpoint("a/b.bin"), "/one/checkpoint-40"),
+        (checkpoint("last.ckpt"), "/one/last.ckpt"),
+        (checkpoint("last.ckpt", saved_as="version_0/last.ckpt", saved_in=1), "/two/version_0/last.ckpt"),
+        (checkpoint("x", saved_as="iter_40", saved_in=7), "/one/iter_40"),
+        (checkpoint("x", "y", saved_as="../../etc"), "/one/checkpoint-40"),
+        (checkpoint("x", "y", saved_as="/etc"), "/one/checkpoint-40"),
+    ],
+)
+def test_where_a_checkpoint_is_put_back(made: Checkpoint, expected: str) -> None:
+    assert place_of(made, [Path("/one"), Path("/two")]) == Path(expected)
+
+
+def test_what_the_command_is_told(tmp_path: Path) -> None:
+    assert Start().variables == {"STAGEKIT_RESUME_DIR": "", "STAGEKIT_RESUME_FILE": ""}
+    assert Start(tmp_path, 3).variables == {"STAGEKIT_RESUME_DIR": str(tmp_path), "STAGEKIT_RESUME_FILE": ""}
+    file = tmp_path / "last.ckpt"
+    assert Start(file, 3).variables == {"STAGEKIT_RESUME_DIR": str(tmp_path), "STAGEKIT_RESUME_FILE": str(file)}
+
+
+def note(tmp_path: Path) -> Note:
+    return Note("000001-0123abcd", "s3://b/run", None, {"out": tmp_path}, ("*.npz",), 30.0, 2, tmp_path / "logs", "python train.py", 7)
+
+
+def test_a_note_comes_back_and_tells_whether_it_is_over(tmp_path: Path) -> None:
+    first = note(tmp_path)
+    held = first.hold()
+    first.write()
+    assert notes() == [first]
+    assert not first.is_over()
+    with pytest.raises(BlockingIOError):
+        first.hold()
+    os.close(held)
+    assert first.is_over()
+    (tmp_path / "logs").mkdir()
+    first.remove()
+    assert notes() == []
+    assert not (tmp_path / "logs").exists()
+    assert first.is_over()
+
+
+def test_a_note_that_cannot_be_read_makes_teardown_unsure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note(tmp_path).write()
+    (path,) = (home_directory() / "wrapped").glob("*.json")
+    path.write_text("{")
+    with pytest.raises(ManifestError, match=r"000001-0123abcd\.json is damaged"):
+        notes()
+    assert main(["teardown"]) == 4
+    assert "the note of a stagekit run cannot be read" in capsys.readouterr().out
+
+
+def test_what_cannot_be_meant_is_refused_before_anything_happens(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no command; put it behind two dashes"):
+        run_command([], str(tmp_path / "run"), Settings(watch=("out",)))
+    with pytest.raises(UsageError, match="nothing is watched"):
+        run_command(["true"], str(tmp_path / "run"), Settings(watch=()))
+    assert list(tmp_path.iterdir()) == []
