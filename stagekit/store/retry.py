@@ -11,6 +11,8 @@ from typing import TypeVar
 from ..errors import Conflict, StoreError
 from ..progress import Message, Subscriber, ignore
 from ..units import format_duration
+from .abandon import abandoned
+from .abandon import sleep as sleep_until_abandoned
 from .base import Children, Data, Multipart, ObjectInfo, OpenUpload, Store, WrappedStore
 from .extras import list_strictly
 
@@ -39,7 +41,7 @@ class RetryStore(WrappedStore):
         budget_s: float = 300,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = sleep_until_abandoned,
         random: Callable[[], float] = _random.random,
         on_event: Subscriber = ignore,
     ) -> None:
@@ -198,7 +200,7 @@ class _Patience:
 
     def wait(self, error: StoreError, *, even_so: bool = False) -> None:
         """Return when it is time to try again; raise ``error`` when it is permanent (unless ``even_so``) or the budget does not last."""
-        if not (error.transient or even_so):
+        if not (error.transient or even_so) or abandoned():
             raise error
         store = self._store
         self.tries += 1
@@ -213,6 +215,8 @@ class _Patience:
         self._waits += 1
         store._on_event(Message(f"{error}; trying again in {format_duration(wait_s)}", "warning"))
         store._sleep(wait_s)
+        if abandoned():
+            raise error
 
 
 def _add(error: StoreError, remark: str) -> None:

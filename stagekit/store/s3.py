@@ -12,6 +12,7 @@ import hashlib
 import http.client
 import os
 import re
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ import numpy as np
 from ..config import StoreConfig
 from ..errors import Conflict, InvalidReply, NotFound, StagekitError, StoreError, Unreachable, UsageError, WrongCredentials
 from ..location import Location
+from .abandon import breaking_off
 from .base import Children, Data, ObjectInfo, OpenUpload, check_key, check_part, check_parts, check_prefix, check_range
 from .extras import ExpiryRule
 from .s3_client import Client, client_for, drop
@@ -323,22 +325,23 @@ class S3Store:
             data = np.empty(size, np.uint8).data
             arrived = 0
             try:
-                if skip:
-                    rubbish = memoryview(bytearray(min(skip, _PIECE_BYTES)))
-                while skip:
-                    count = reader.into(rubbish[:skip])
-                    if not count:
-                        raise Unreachable(f"reading {self._name(key)}: the body ended before byte {start}")
-                    skip -= count
-                while arrived < size:
-                    count = reader.into(data[arrived : arrived + _PIECE_BYTES])
-                    if not count:
-                        raise Unreachable(
-                            f"reading {self._name(key)}: the body ended after {arrived} of {size} bytes",
-                            received=bytes(data[:arrived]),
-                            etag=etag,
-                        )
-                    arrived += count
+                with breaking_off(reader.break_off):
+                    if skip:
+                        rubbish = memoryview(bytearray(min(skip, _PIECE_BYTES)))
+                    while skip:
+                        count = reader.into(rubbish[:skip])
+                        if not count:
+                            raise Unreachable(f"reading {self._name(key)}: the body ended before byte {start}")
+                        skip -= count
+                    while arrived < size:
+                        count = reader.into(data[arrived : arrived + _PIECE_BYTES])
+                        if not count:
+                            raise Unreachable(
+                                f"reading {self._name(key)}: the body ended after {arrived} of {size} bytes",
+                                received=bytes(data[:arrived]),
+                                etag=etag,
+                            )
+                        arrived += count
             except VENDOR_ERRORS as error:
                 found = self._error(client, error, "reading", key)
                 if isinstance(found, StoreError):
@@ -549,14 +552,16 @@ class _BodyReader:
     """
 
     _errors: Any  # urllib3 gives it no type
+    _socket: Any  # of whatever lies beneath
 
     def __init__(self, body: Any) -> None:
         self.came = 0
         raw = getattr(body, "_raw_stream", None)
         source, errors = getattr(raw, "_fp", None), getattr(raw, "_error_catcher", None)
         self._source: http.client.HTTPResponse | None = None
-        self._body, self._errors = body, errors
+        self._body, self._errors, self._socket = body, errors, None
         if errors is not None and isinstance(source, http.client.HTTPResponse) and not source.chunked and source.fp is not None:
+            self._socket = getattr(getattr(source.fp, "raw", None), "_sock", None)
             source.fp = _Arrivals(source.fp)  # type: ignore[assignment]  # as much of a file as is used
             self._source = source
 
@@ -575,6 +580,11 @@ class _BodyReader:
                 self.came += count
         came, self.came = self.came, 0
         return came
+
+    def break_off(self) -> None:
+        """Let a read that waits in another thread find the end of the connection."""
+        if isinstance(self._socket, socket.socket):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own, which would change what the other thread uses
 
 
 class _Arrivals:

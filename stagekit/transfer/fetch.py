@@ -22,11 +22,12 @@ from typing import Self
 from ..errors import BadDigest, CorruptShard, InvalidReply, OutOfSpace, StallTimeout
 from ..parallel import each
 from ..shards.index import block_digest
+from ..store.abandon import Caller, carried
 from ..store.base import Data, Store
 
 PIECE = 8 * 2**20
 _LEAST_PART = 2**19  # bytes; less costs more in requests than it saves in time
-_JOIN_S = 1.0
+_JOIN_S = 0.5  # only for what cannot be broken off
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ def _get(store: Store, wanted: Range) -> Data:
         return store.get(wanted.key, wanted.start, wanted.length, if_match=wanted.if_match)
     end = wanted.start + wanted.length
     starts = range(wanted.start, end, size)
-    return b"".join(each(lambda at: store.get(wanted.key, at, min(size, end - at), if_match=wanted.if_match), starts, threads=len(starts)))
+    get = carried(lambda at: store.get(wanted.key, at, min(size, end - at), if_match=wanted.if_match))
+    return b"".join(each(get, starts, threads=len(starts)))
 
 
 def fetch_object(store: Store, key: str, *, size: int | None = None, sha256: str | None = None) -> Data:
@@ -94,7 +96,8 @@ class Fetcher:
     Bytes on their way or waiting to be taken stay within ``budget_bytes``; a single larger range is let through alone. ``ranges`` is
     drawn lazily, in the threads, one draw at a time. An error is raised in its range's place, after everything before it was handed out;
     then the iteration is over. A wait longer than ``stall_timeout_s`` raises ``StallTimeout`` with the object's name and what every
-    fetch thread is doing. Leaving the ``with`` block, or ``close()``, stops the threads; one that is inside a read ends with that read.
+    fetch thread is doing. Leaving the ``with`` block, or ``close()``, stops the threads; a read that one is in is broken off
+    where it can be (``store.abandon``), else the thread ends with it.
 
     ``get`` is what reads one range: ``fetch``, or something in front of it such as a cache.
     """
@@ -124,6 +127,7 @@ class Fetcher:
         self._held = 0
         self._exhausted = False
         self._closed = False
+        self._caller = Caller()
         self._threads = [threading.Thread(target=self._run, name=f"stagekit-fetch-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -164,6 +168,7 @@ class Fetcher:
             stacks = self._stacks()
             self._closed = True
             self._changed.notify_all()
+            self._caller.abandon()
             raise StallTimeout(
                 f"no data for {self._stall_timeout_s:g} s while reading {waiting_for} from {self._store.location}; check the link and the "
                 f"endpoint, or raise stall_timeout_s. The fetch threads were here:\n{stacks}"
@@ -185,6 +190,7 @@ class Fetcher:
             self._closed = True
             self._slots.clear()
             self._changed.notify_all()
+        self._caller.abandon()
         deadline = time.monotonic() + _JOIN_S
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -218,6 +224,10 @@ class Fetcher:
                 return slot, wanted
 
     def _run(self) -> None:
+        with self._caller.calling():
+            self._fetch_all()
+
+    def _fetch_all(self) -> None:
         while drawn := self._draw():
             slot, wanted = drawn
             try:

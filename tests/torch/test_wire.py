@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -216,3 +217,26 @@ def test_a_state_is_taken_elsewhere_when_the_endpoint_has_another_name(open_wire
             rest = everything(again)
         assert sorted(got + rest)[:-1] == sorted(set(got + rest))[: len(got + rest) - 1]
         assert len(got) + len(rest) == 59  # 40 were left, in batches of three
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_leaving_breaks_off_the_reads_that_hang(open_wire: Callable[[str], Any], threads: int) -> None:
+    """Half a body has come, and no more comes: no thread waits for the rest, nor for the socket's time-out of 20 s."""
+    with open_wire("moto") as wire:
+        wire.proxy.fault(Stall(50_000), method="GET", key="*/000001.tar", times=None)
+        batches = iter(wire.loader(5, shuffle=False, threads=threads))
+        for _ in range(3):
+            next(batches)
+        deadline = time.monotonic() + 30
+        while sum(one.sent == 50_000 for one in wire.tars) < 2:  # both connections
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        reading = [thread for thread in threading.enumerate() if thread.name.startswith("stagekit-fetch")]
+        assert len(reading) == 2
+        batches.close()
+        for thread in reading:
+            thread.join(10)
+        assert not any(thread.is_alive() for thread in reading)
+        asked = len(wire.proxy.requests)
+        wire.proxy.release()
+        assert len(wire.proxy.requests) == asked  # nothing was tried again
