@@ -28,6 +28,6 @@ def judge(found: Iterable[Note]) -> list[Finding]:
             what = f"stagekit run was killed here; what {note.command!r} left below {places} was not looked through and sent yet"
             findings.append(Finding("NO", "wrapped", what, note.url, fix=f"stagekit teardown --run {note.url}"))
         else:
-            what = f"process {note.pid} runs {note.command!r}, which saves below {places}"
-            findings.append(Finding("NO", "wrapped", what, note.url, fix=f"wait until it ends, or stop it: kill {note.pid}"))
+            what = f"process {note.process.pid} runs {note.command!r}, which saves below {places}"
+            findings.append(Finding("NO", "wrapped", what, note.url, fix=f"wait until it ends, or stop it: kill {note.process.pid}"))
     return findings

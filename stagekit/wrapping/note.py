@@ -15,13 +15,14 @@ from pathlib import Path
 
 from ..config import StoreConfig, home_directory
 from ..errors import ManifestError
+from ..processes import Process
 from ..runs.layout import seal, unseal
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One ``stagekit run``. ``watched``: its directories by the names they have in the logs. ``killed``: its command did not end by itself,
-    so that what it wrote last may be cut."""
+    """One ``stagekit run``, by ``process``. ``watched``: its directories by the names they have in the logs. ``killed``: its command did not
+    end by itself, so that what it wrote last may be cut. ``grace_s``: what the command has after SIGTERM."""
 
     attempt: str
     url: str
@@ -32,7 +33,8 @@ class Note:
     world_size: int | None
     logs: Path | None
     command: str
-    pid: int
+    process: Process
+    grace_s: float
     spool: Path | None = None
     killed: bool = True
     home: Path = field(default_factory=home_directory)
@@ -124,7 +126,8 @@ def _read(path: Path, home: Path) -> Note:
             world_size=values["world_size"],
             logs=Path(values["logs"]) if values["logs"] else None,
             command=str(values["command"]),
-            pid=int(values["pid"]),
+            process=Process(**values["process"]),
+            grace_s=float(values["grace_s"]),
             spool=Path(values["spool"]) if values["spool"] else None,
             killed=bool(values["killed"]),
             home=home,

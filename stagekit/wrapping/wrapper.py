@@ -18,6 +18,7 @@ from typing import Any, Literal
 from ..config import StoreConfig
 from ..errors import CheckpointError, StagekitError, UsageError, WorkerDied
 from ..mounts import refuse_mount
+from ..processes import Process
 from ..progress import Event, Message, Progress, Subscriber
 from ..runs.layout import Checkpoint
 from ..runs.run import Run, log
@@ -38,6 +39,7 @@ from .world import world_size_of
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _CHILDS_SHARE = 0.6  # of the grace after SIGTERM; the rest is for sending what it saved
 _WAIT_S = 0.2
+_ENDING_S = 15.0  # what a killed command's last processes may take beyond the grace
 _LOOK_EVERY_S = 1.0
 _LOOKS_SHARE = 20  # looking takes at most this part of the time
 
@@ -92,6 +94,7 @@ def run_command(
     on_event: Subscriber = log,
     clock: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
     environ: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Ended:
@@ -119,7 +122,7 @@ def run_command(
         on_event=quietly,
         **options,
     )
-    wrapper = _Wrapper(command, training, settings, store, world_size, quietly, clock, monotonic, environ)
+    wrapper = _Wrapper(command, training, settings, store, world_size, quietly, clock, monotonic, sleep, environ)
     try:
         return wrapper.run()
     except BaseException:
@@ -171,6 +174,7 @@ class _Wrapper:
     on_event: Subscriber
     clock: Callable[[], float]
     monotonic: Callable[[], float]
+    sleep: Callable[[float], None]
     environ: Mapping[str, str]
     deadline: float | None = None
     child: Child | None = None
@@ -232,7 +236,8 @@ class _Wrapper:
             world_size=self.world_size,
             logs=printed if settings.logs else None,
             command=shlex.join(redacted_command(self.command, secret_values(self.environ)))[:200],
-            pid=os.getpid(),
+            process=Process.current(),
+            grace_s=settings.grace_s,
             spool=self.training._spool_dir or default_dir(),
         )
         self.training._begin()  # teardown must find this run also when nothing is ever saved
@@ -262,10 +267,22 @@ class _Wrapper:
         return list(dict.fromkeys(directories))
 
     def _refuse_second(self, roots: Mapping[str, Path]) -> None:
+        """Nothing when no other ``stagekit run`` is at work here. The command of one that was killed is waited for: it is being ended."""
         for note in notes():
-            if (note.url == self.training.url or set(note.watched.values()) & set(roots.values())) and not note.is_over():
-                what = f"process {note.pid} runs {note.command!r} with {', '.join(map(str, note.watched.values()))} for {note.url}"
-                raise UsageError(f"stagekit run: {what}; wait until it ends, or stop it: kill {note.pid}")
+            if note.url != self.training.url and not set(note.watched.values()) & set(roots.values()):
+                continue
+            if note.process.is_dead() and not note.is_over():
+                text = (
+                    f"the last stagekit run here was killed, and its command is being ended; waiting for that, at most {note.grace_s:.0f} s"
+                )
+                self.on_event(Message(text, "warning"))
+                end_s = self.monotonic() + note.grace_s + _ENDING_S
+                while not note.is_over() and self.monotonic() < end_s:
+                    self.sleep(_WAIT_S)
+            if not note.is_over():
+                pid = note.process.pid
+                what = f"process {pid} runs {note.command!r} with {', '.join(map(str, note.watched.values()))} for {note.url}"
+                raise UsageError(f"stagekit run: {what}; wait until it ends, or stop it: kill {pid}")
 
     def _held(self) -> list[Checkpoint] | None:
         """The run's checkpoints; ``None`` when it cannot be told and that is accepted."""

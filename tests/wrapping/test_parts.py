@@ -10,6 +10,7 @@ import pytest
 from stagekit.cli import main
 from stagekit.config import home_directory
 from stagekit.errors import ManifestError, UsageError
+from stagekit.processes import Process
 from stagekit.runs.layout import Checkpoint, CheckpointManifest, CheckpointName, FileRecord
 from stagekit.wrapping.collect import named
 from stagekit.wrapping.note import Note, notes
@@ -63,7 +64,10 @@ def test_what_the_command_is_told(tmp_path: Path) -> None:
 
 
 def note(tmp_path: Path) -> Note:
-    return Note("000001-0123abcd", "s3://b/run", None, {"out": tmp_path}, ("*.npz",), 30.0, 2, tmp_path / "logs", "python train.py", 7)
+    process = Process("host", "boot", "pid:[1]", 7, "1")
+    return Note(
+        "000001-0123abcd", "s3://b/run", None, {"out": tmp_path}, ("*.npz",), 30.0, 2, tmp_path / "logs", "python x.py", process, 25.0
+    )
 
 
 def test_a_note_comes_back_and_tells_whether_it_is_over(tmp_path: Path) -> None:
