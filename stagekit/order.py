@@ -29,6 +29,9 @@ from .errors import StateMismatch, UsageError
 VERSION = 1
 """Of the permutation and of the state. Another permutation is another version; a state of an unknown one is refused."""
 
+_MOST_SHARES = 2**20
+_LARGEST_BATCH = 2**20  # samples of one share
+
 Interval = tuple[int, int]
 Intervals = tuple[Interval, ...]
 Numbers = NDArray[np.int64]
@@ -264,6 +267,18 @@ class Position:
             intervals = left_after(intervals, shares, taken)
         return intervals
 
+    def is_possible(self, samples: int) -> bool:
+        """Whether an epoch of ``samples`` samples can have come so far: no batch began with nothing, and none was absurdly large.
+
+        A last batch that was filled up takes more than there was. How large batches were is not known: they may have changed.
+        """
+        for number, (shares, taken) in enumerate(self.cuts):
+            each = -(-size(replace(self, cuts=self.cuts[:number]).left(samples)) // shares)
+            filled_up = _LARGEST_BATCH if self.batches else 0  # without batches, samples were counted one by one
+            if not each or taken > each + filled_up or (len(self.cuts) == 1 and self.batches > each):
+                return False
+        return True
+
     def advanced(self, shares: int, per_share: int, count: int = 1) -> Position:
         """The position after ``count`` more batches, each ``per_share`` samples from each of ``shares`` shares."""
         if not count:
@@ -333,12 +348,18 @@ class State:
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatch(f"the loader state is damaged ({error!s}); pass what state_dict() returned") from error
         position = state.position
-        if state.window < 1 or position.epoch < 0 or position.batches < 0 or any(shares < 1 for shares, _ in position.cuts):
+        below = state.window < 1 or position.epoch < 0 or position.batches < 0
+        if below or any(shares < 1 or taken < 1 for shares, taken in position.cuts):
             raise StateMismatch("the loader state is damaged (a number in it is below what it can be); pass what state_dict() returned")
+        if any(shares > _MOST_SHARES for shares, _ in position.cuts):
+            raise StateMismatch(
+                "the loader state is damaged (it was cut for more ranks than there can be); pass what state_dict() returned"
+            )
         return state
 
-    def check(self, *, digest: str, seed: int, shuffle: bool, source: str) -> None:
-        """Raise ``StateMismatch``, saying both, when the state belongs to other data, another seed, or another ``shuffle``."""
+    def check(self, *, digest: str, seed: int, shuffle: bool, source: str, samples: int | None = None) -> None:
+        """Raise ``StateMismatch``, saying both, when the state belongs to other data, another seed, or another ``shuffle``; and when it
+        says that more was taken than the data's ``samples`` (``None``: unknown)."""
         if self.digest != digest:
             raise StateMismatch(
                 f"the loader state belongs to the data set {self.digest[:16]}… and {source} is {digest[:16]}…; "
@@ -350,6 +371,12 @@ class State:
                     f"the loader state was saved with {name}={saved} and this loader has {name}={asked}, which is another order; "
                     f"make the loader with {name}={saved}, or start without the state"
                 )
+        if samples is not None and not self.position.is_possible(samples):
+            taken = ", ".join(f"{taken:,} from each of {shares}" for shares, taken in self.position.cuts)
+            raise StateMismatch(
+                f"the loader state is damaged (it says that {taken} shares was taken from {source}, which has {samples:,} samples); "
+                "pass what state_dict() returned"
+            )
 
 
 def _typed(values: Mapping[str, Any], name: str, kind: type) -> Any:

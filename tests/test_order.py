@@ -146,6 +146,7 @@ def test_stops_and_other_worlds_take_what_is_left_exactly_once(total: int, drop_
         count = plan.count if number == len(legs) - 1 else min(stop, plan.count)
         got += [position for batch in plan.take(count) for part in batch for position in part]
         position = State.from_dict(json.loads(json.dumps(state(plan.position).to_dict()))).position
+        state(position).check(digest=DIGEST, seed=0, shuffle=True, source="x", samples=total)
     assert len(got) == len(set(got))
     left = flat(position.left(total))
     assert sorted(got + left) == list(range(total))
@@ -283,6 +284,8 @@ def test_a_state_is_small_whatever_the_world() -> None:
         ({"seed": True}, "seed is True"),
         ({"cuts": [[0, 4]]}, "below what it can be"),
         ({"cuts": [[2, -4]]}, "a cut holds -4"),
+        ({"cuts": [[2, 0]]}, "below what it can be"),
+        ({"cuts": [[10**12, 4]]}, "for more ranks than there can be"),
         ({"cuts": [[2]]}, "damaged"),
         ({"epoch": -1}, "below what it can be"),
         ({"window": 0}, "below what it can be"),
@@ -320,3 +323,23 @@ def test_arguments_that_cannot_be_meant() -> None:
         an_epoch([1, 0])
     with pytest.raises(UsageError, match="epoch: -1"):
         an_epoch([1], -1)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "batches"),
+    [
+        (((2, 60),), 51),  # of 50 each: a batch began behind the end
+        (((2, 60_000_000),), 6),
+        (((2, 51),), 0),  # counted sample by sample
+        (((3, 34), (2, 1)), 4),  # from nothing
+        (((2, 64), (3, 8)), 5),
+    ],
+)
+def test_a_state_that_took_more_than_there_is_is_refused(cuts: tuple[tuple[int, int], ...], batches: int) -> None:
+    with pytest.raises(StateMismatch, match=r"says that .* shares was taken from s3://b/x, which has 100 samples"):
+        state(Position(cuts=cuts, batches=batches)).check(digest=DIGEST, seed=0, shuffle=True, source="s3://b/x", samples=100)
+
+
+def test_a_last_batch_that_was_filled_up_is_no_damage() -> None:
+    for cuts, count in ((((2, 64),), 1), (((2, 56),), 7), (((2, 50),), 0), (((2, 10), (4, 64)), 2)):
+        state(Position(cuts=cuts, batches=count)).check(digest=DIGEST, seed=0, shuffle=True, source="x", samples=100)

@@ -309,7 +309,9 @@ class Plan:
 
     def adopt(self, state: State) -> None:
         """Take over the order settings of ``state``. Raises ``StateMismatch`` when it belongs to other data or another order."""
-        state.check(digest=self.dataset.digest, seed=self.seed, shuffle=self.shuffle, source=str(self.dataset.location))
+        samples = None if isinstance(self.dataset, Tars) else len(self.dataset)
+        where = str(self.dataset.location)
+        state.check(digest=self.dataset.digest, seed=self.seed, shuffle=self.shuffle, source=where, samples=samples)
         if state.window != self.window:
             self.window = state.window
             self._epochs = {}
