@@ -1,7 +1,8 @@
 """Removing by hand what a run or a whole prefix holds and nobody needs: told first, object by object, then removed.
 
 In a run: checkpoints that the given rules do not keep; attempts that were never committed; uploads that a dead machine left open, which are
-billed and in no listing. In a data set: shards that its manifest does not name any more. Elsewhere below a prefix: open uploads.
+billed and in no listing. In a data set: shards that its manifest no longer names. Elsewhere below a prefix: open uploads. Everywhere:
+scratch objects of a process that was killed while it found out what the server can do.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from .contents import kind_of
 from .errors import CheckpointError, ManifestError, PublishError, UsageError
 from .progress import Message, Subscriber, ignore
 from .publishing.claim import read_claim
+from .publishing.destination import is_probe
 from .publishing.destination import look as look_at_destination
 from .runs import lease, retention
 from .runs.layout import RUN_JSON
@@ -162,6 +164,9 @@ def survey(
     handled: list[str] = []
     for folder, found in _walk(opened, "", kind):
         place = Below(opened, folder) if folder else opened
+        _add_probes(pruning, place, before_s)
+        if found is None:
+            continue
         handled.append(folder)
         if found == "run":
             _add_run(pruning, place, policy, before_s, allow_live)
@@ -177,15 +182,25 @@ def survey(
     return pruning
 
 
-def _walk(store: Store, folder: str, kind: Literal["run", "dataset"] | None) -> Iterator[tuple[str, Literal["run", "dataset"]]]:
-    """Every run and data set at or below ``folder``, as (its folder, what it is)."""
+def _walk(store: Store, folder: str, kind: Literal["run", "dataset"] | None) -> Iterator[tuple[str, Literal["run", "dataset"] | None]]:
+    """Every run and data set at or below ``folder``, and the folders on the way, as (folder, what it is)."""
+    yield folder, kind
     if kind is not None:
-        yield folder, kind
         return
     for below in store.children(folder).folders:
         inside = {info.key for info in store.children(below).objects}
         found = kind_of(Below(store, below)) if {below + MANIFEST, below + RUN_JSON} & inside else None
         yield from _walk(store, below, found)
+
+
+def _add_probes(pruning: Pruning, store: Store, before_s: float) -> None:
+    old = [info for info in store.children().objects if is_probe(info.key) and _is_older(info.modified_s, before_s)]
+
+    def work(_: Subscriber) -> None:
+        for info in old:
+            store.delete(info.key)
+
+    pruning.add(Place(str(store.location), "folder", (), tuple((info.key, info.size) for info in old), ()), work)
 
 
 def _add_run(pruning: Pruning, store: Store, policy: Policy, before_s: float, allow_live: bool) -> None:

@@ -13,6 +13,7 @@ from .errors import ManifestError, NotFound
 from .histogram import Bucket, buckets, drawn
 from .parallel import each
 from .progress import Subscriber, ignore
+from .publishing.destination import is_probe
 from .runs import catalog, known_runs, spool
 from .runs.catalog import Catalog
 from .runs.layout import CHECKPOINTS, RUN_JSON, Checkpoint, CheckpointName, RunRecord, metrics_to_json, parse_reference
@@ -69,7 +70,7 @@ def ls(where: Where, *, store: StoreConfig | None = None, threads: int = 8, on_e
         if kind is not None:
             return list(_inside(opened, kind))
     entries = list(each(lambda folder: _folder(opened, folder), below.folders, threads=threads))
-    entries.extend(Entry("object", str(opened.location / info.key), info.size) for info in below.objects)
+    entries.extend(Entry("object", str(opened.location / info.key), info.size) for info in below.objects if not is_probe(info.key))
     return entries
 
 

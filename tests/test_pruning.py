@@ -122,6 +122,20 @@ def test_a_prefix_is_only_looked_at_unless_asked_and_everything_below_it_is_foun
     stagekit.Dataset(data).table(0)
 
 
+def test_scratch_objects_of_killed_processes_are_in_no_listing_and_go_when_they_are_old(bucket: FaultStore, run: Store) -> None:
+    make_dataset(Below(bucket, "data/digits/"))
+    probes = {f"{folder}.stagekit-probe-0123456789abcdef" for folder in ("", "runs/", "runs/first/", "data/digits/")}
+    before = keys(bucket)
+    for key in probes:
+        bucket.put(key, b"right")
+    assert [entry.url.rpartition("/")[2] for entry in stagekit.ls(bucket)] == ["data", "runs"]
+    assert not [place for place in survey(bucket, policy=Policy()).places if "probe" in str(place.objects)], "they may be in use"
+    told = later(bucket, Policy(keep_last=4), dry_run=False)
+    told.carry_out()
+    assert before - keys(bucket) == {key for key in before if "/000000000005-" in key}, "and the attempt without a commit"
+    assert not probes & keys(bucket)
+
+
 def test_open_uploads_that_belong_to_nothing_are_found_below_a_prefix(bucket: FaultStore) -> None:
     with bucket.inner.multipart("lost/big.bin", part_size=5):
         [place] = later(bucket).places
