@@ -21,8 +21,11 @@ from ..runs.layout import seal, unseal
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One ``stagekit run``, by ``process``. ``watched``: its directories by the names they have in the logs. ``killed``: its command did not
-    end by itself, so that what it wrote last may be cut. ``grace_s``: what the command has after SIGTERM."""
+    """One ``stagekit run``, by ``process``.
+
+    ``watched``: its directories by the names they have in the logs. ``killed``: its command did not end by itself, so that what it wrote
+    last may be cut. ``grace_s``: what the command has after SIGTERM.
+    """
 
     attempt: str
     url: str

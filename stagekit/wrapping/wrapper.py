@@ -112,6 +112,8 @@ def run_command(
     environ = dict(os.environ if environ is None else environ)
     world_size = world_size_of(command, environ, settings.world_size)
     quietly = _Quietly(on_event)
+    roots = named(directories(settings, quietly))
+    options["spool_dir"] = options.get("spool_dir") or spool_for(list(roots.values()))
     training = Run(
         to,
         store=store,
@@ -122,7 +124,7 @@ def run_command(
         on_event=quietly,
         **options,
     )
-    wrapper = _Wrapper(command, training, settings, store, world_size, quietly, clock, monotonic, sleep, environ)
+    wrapper = _Wrapper(command, training, roots, settings, store, world_size, quietly, clock, monotonic, sleep, environ)
     try:
         return wrapper.run()
     except BaseException:
@@ -130,6 +132,36 @@ def run_command(
         with suppress(StagekitError):
             training.close()
         raise
+
+
+def directories(settings: Settings, on_event: Subscriber) -> list[Path]:
+    """The watched directories, made where they are missing. Raises ``UsageError`` and ``MountRefused`` for what cannot be watched."""
+    if not settings.watch:
+        raise UsageError("stagekit run: nothing is watched; name the directory that the command saves into: --watch DIR")
+    found = []
+    for given in settings.watch:
+        if not os.fspath(given):
+            raise UsageError("--watch: an empty text names no directory; give the one that the command saves into")
+        directory = Path(os.path.abspath(os.path.expanduser(os.fspath(given))))
+        judged = refuse_mount(directory, "watching", allow_mount=settings.allow_mount)
+        if judged.warning:
+            on_event(Message(judged.warning, "warning"))
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--watch {given}: it is no directory, and none can be made there ({error.strerror})") from None
+        found.append(directory)
+    return list(dict.fromkeys(found))
+
+
+def spool_for(roots: Sequence[Path], default: Path | None = None) -> Path:
+    """Where saves are pinned: the machine's spool, or a hidden folder of the first watched directory when that is on another disk.
+
+    On the same disk pinning takes neither time nor space; on another one each save would be copied first.
+    """
+    usual = default or default_dir()
+    there = next(folder for folder in (usual, *usual.parents) if folder.is_dir())
+    return usual if there.stat().st_dev == roots[0].stat().st_dev else roots[0] / ".stagekit-spool"
 
 
 def overdue(settings: Settings, ran_s: float, silent_s: float) -> tuple[Reason, str] | None:
@@ -168,6 +200,7 @@ class _Hurry(KeyboardInterrupt):
 class _Wrapper:
     command: Sequence[str]
     training: Run
+    roots: Mapping[str, Path]
     settings: Settings
     store: StoreConfig | None
     world_size: int | None
@@ -186,7 +219,7 @@ class _Wrapper:
 
     def run(self) -> Ended:
         settings = self.settings
-        roots = named(self._directories())
+        roots = self.roots
         self._refuse_second(roots)
         held = self._held()
         if held is not None:
@@ -238,7 +271,7 @@ class _Wrapper:
             command=shlex.join(redacted_command(self.command, secret_values(self.environ)))[:200],
             process=Process.current(),
             grace_s=settings.grace_s,
-            spool=self.training._spool_dir or default_dir(),
+            spool=self.training._spool_dir,
         )
         self.training._begin()  # teardown must find this run also when nothing is ever saved
         if held is not None:
@@ -247,24 +280,6 @@ class _Wrapper:
         return self._finish(note, start, logs, code)
 
     # -------------------------------------------------------------------------------------------------------- before
-
-    def _directories(self) -> list[Path]:
-        if not self.settings.watch:
-            raise UsageError("stagekit run: nothing is watched; name the directory that the command saves into: --watch DIR")
-        directories = []
-        for given in self.settings.watch:
-            if not os.fspath(given):
-                raise UsageError("--watch: an empty text names no directory; give the one that the command saves into")
-            directory = Path(os.path.abspath(os.path.expanduser(os.fspath(given))))
-            judged = refuse_mount(directory, "watching", allow_mount=self.settings.allow_mount)
-            if judged.warning:
-                self.on_event(Message(judged.warning, "warning"))
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(f"--watch {given}: it is no directory, and none can be made there ({error.strerror})") from None
-            directories.append(directory)
-        return list(dict.fromkeys(directories))
 
     def _refuse_second(self, roots: Mapping[str, Path]) -> None:
         """Nothing when no other ``stagekit run`` is at work here. The command of one that was killed is waited for: it is being ended."""

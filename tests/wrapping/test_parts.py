@@ -15,7 +15,7 @@ from stagekit.runs.layout import Checkpoint, CheckpointManifest, CheckpointName,
 from stagekit.wrapping.collect import named
 from stagekit.wrapping.note import Note, notes
 from stagekit.wrapping.resuming import Start, place_of
-from stagekit.wrapping.wrapper import Settings, overdue, run_command
+from stagekit.wrapping.wrapper import Settings, overdue, run_command, spool_for
 
 
 def test_a_limit_and_a_silence_end_a_command() -> None:
@@ -33,6 +33,14 @@ def test_watched_directories_have_names_of_their_own() -> None:
         "c": Path("/c"),
         "root": Path("/"),
     }
+
+
+def test_saves_are_pinned_on_the_disk_that_they_are_on(tmp_path: Path) -> None:
+    assert spool_for([tmp_path], tmp_path / "home" / "spool") == tmp_path / "home" / "spool"
+    memory = Path("/dev/shm")
+    assert memory.stat().st_dev != tmp_path.stat().st_dev
+    assert spool_for([memory], tmp_path / "home" / "spool") == memory / ".stagekit-spool"
+    assert spool_for([tmp_path], memory / "home" / "spool") == tmp_path / ".stagekit-spool"
 
 
 def checkpoint(*paths: str, **identity: str | int) -> Checkpoint:
