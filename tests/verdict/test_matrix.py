@@ -273,6 +273,13 @@ def a_damaged_manifest(machine: Machine) -> None:
     shutil.rmtree(machine.out / "checkpoint-200")
 
 
+def missing_checkpoints(machine: Machine) -> None:
+    """Somebody removed them; that they were committed is still noted."""
+    for info in list(machine.store.list("checkpoints/")):
+        machine.store.delete(info.key)
+    shutil.rmtree(machine.out)
+
+
 def a_missing_manifest(machine: Machine) -> None:
     machine.store.delete(machine.newest().manifest_key)
     shutil.rmtree(machine.out / "checkpoint-200")
@@ -323,7 +330,7 @@ def nothing_recorded(machine: Machine) -> None:
 
 
 def a_run_without_a_checkpoint(machine: Machine) -> None:
-    for info in list(machine.store.list("checkpoints/")):
+    for info in [*machine.store.list("checkpoints/"), *machine.store.list("commits/")]:
         machine.store.delete(info.key)
     shutil.rmtree(machine.out)
 
@@ -552,6 +559,7 @@ MATRIX = {
     "a cut object": Row(a_cut_object, 3, "damaged", "model.bin missing or of another size", "stagekit verify"),
     "an older checkpoint damaged": Row(an_older_checkpoint_damaged, 0, "damaged", "step 100 is not whole", "stagekit verify"),
     "a damaged manifest": Row(a_damaged_manifest, 3, "damaged", "the manifest of step 200 is damaged", "stagekit verify"),
+    "missing checkpoints": Row(missing_checkpoints, 3, "damaged", "it was committed, and ", "stagekit verify"),
     "a missing manifest": Row(a_missing_manifest, 3, "damaged", "it was committed, and ", "stagekit verify"),
     "a step that policy dropped": Row(a_step_that_policy_dropped, 0, "superseded", "checkpoint-50: 1 file of steps that policy dropped"),
     "no such directory": Row(no_such_directory, 4, "watched", "there is no such directory", "ls "),
