@@ -15,21 +15,23 @@ from typing import Any, Literal
 from .config import StoreConfig, home_directory
 from .contents import checkpoint_at, kind_of, nothing, refuse_selector
 from .dataset import with_shards
-from .errors import CorruptShard, Denied, ManifestError, NotFound, StoreError
+from .errors import CorruptShard, Denied, ManifestError, NotFound, ShardError, StoreError
 from .looked import Looked
 from .parallel import each
 from .progress import Progress, Subscriber, ignore
 from .runs import catalog
 from .runs.layout import RUN_JSON, Checkpoint, CheckpointName, FileRecord, RunRecord, Selector, parse_reference
 from .shards.archive import members
-from .shards.index import BlockTable, block_digest
-from .shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, wids_json
+from .shards.digests import digests_from_bytes, sample_digest
+from .shards.index import Block, BlockTable, block_digest, index_from_bytes
+from .shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, samples_name, wids_json
 from .shards.sample import split_name
 from .store import Where, open_store
 from .store.base import Data, ObjectInfo, Store
 from .transfer.fetch import Fetcher, Range, fetch_pieces
 from .units import format_count, format_size
 
+_SHOWN = 5  # damaged samples of a block that are named
 _TAIL = "the end of the archive"
 _AGAIN = "the stagekit shard or index that made the data set, given again, writes it"
 
@@ -37,6 +39,8 @@ _AGAIN = "the stagekit shard or index that made the data set, given again, write
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that is not as its manifest says. A ``note`` is worth knowing and no damage: nothing that a reader needs is affected.
+
+    ``samples`` are the numbers in their shard of those that differ, where that can be told.
 
     ``what`` is one word: ``missing``, ``size``, ``bytes``, ``manifest``, ``leftover``, ``unfinished``, ``transfer``.
     """
@@ -47,6 +51,7 @@ class Fault:
     detail: str
     shard: str | None = None
     block: int | None = None
+    samples: tuple[int, ...] | None = None
     offset: int | None = None
     expected: str | None = None
     found: str | None = None
@@ -59,7 +64,7 @@ class Fault:
     @property
     def record(self) -> dict[str, Any]:
         """The same as plain values; absent ones are left out."""
-        names = ("weight", "what", "subject", "detail", "shard", "block", "offset", "expected", "found")
+        names = ("weight", "what", "subject", "detail", "shard", "block", "samples", "offset", "expected", "found")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
@@ -213,7 +218,11 @@ def _dataset(look: _Look, config: StoreConfig | None) -> Iterator[Fault]:
             yield look.fault("bytes", WIDS, f"it is not the index that belongs to this manifest; {_AGAIN}")
     except NotFound:
         yield look.fault("missing", WIDS, f"the index for the wids reader is missing; {_AGAIN}")
-    named = {name for record in manifest.shards for name in (record.name, index_name(record.name), blocks_name(record.name))}
+    named = {
+        name
+        for record in manifest.shards
+        for name in (record.name, index_name(record.name), samples_name(record.name), blocks_name(record.name))
+    }
     for info in look.store.list("shards/"):
         if info.key not in named:
             yield look.note("leftover", info.key, f"{format_size(info.size)} that the manifest does not name; no reader looks at it")
@@ -280,8 +289,14 @@ def _shard_bytes(look: _Look, record: ShardRecord, table: BlockTable | None, siz
             bad = True  # and the shard's own digest was fed the damaged bytes
             again = look.store.get(record.name, start, length)
             found = block_digest(again)
+            assert table is not None
+            assert number is not None
+            damaged = _damaged_samples(look, record, table.blocks[number], data if found == digest else again)
             what = f"block {number} at offset {format_count(start)} ({format_count(length)} bytes, {_samples_of(table, number, again)})"
+            what += damaged.text
             place: dict[str, Any] = {"shard": record.name, "block": number, "offset": start, "expected": digest.hex()}
+            if damaged.numbers:
+                place["samples"] = damaged.numbers
             if found == digest:
                 detail = f"{what} arrived damaged once and whole the second time; the link or a proxy flips bits"
                 yield look.note("transfer", record.name, detail, found=block_digest(data).hex(), **place)
@@ -297,6 +312,49 @@ def _shard_bytes(look: _Look, record: ShardRecord, table: BlockTable | None, siz
         yield _differs(
             look, record.name, f"the shard differs from the manifest ({where})", record.sha256, whole.hexdigest(), shard=record.name
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Damaged:
+    """Which samples of a block differ, by their numbers in the shard, and as text."""
+
+    numbers: tuple[int, ...] = ()
+    text: str = ""
+
+
+def _damaged_samples(look: _Look, record: ShardRecord, block: Block, data: Data) -> _Damaged:
+    """The samples in the damaged ``data`` of a block that differ from their digests; none where these are missing, as in a data set that an
+    older release made, or unusable."""
+    try:
+        index = bytes(look.store.get(index_name(record.name)))
+        digests = digests_from_bytes(look.store.get(samples_name(record.name)), record.samples)
+    except NotFound:
+        return _Damaged()
+    if digests is None or hashlib.sha256(index).hexdigest() != record.idx_sha256:
+        return _Damaged()
+    offsets = index_from_bytes(index)
+    view = memoryview(data)
+    numbers = tuple(
+        number
+        for number in range(block.first_sample, block.first_sample + block.samples)
+        if sample_digest(view[offsets[number] - block.offset : offsets[number + 1] - block.offset]) != digests[number]
+    )
+    shown = [f"{format_count(number)} ({_key_at(view, offsets[number] - block.offset)})" for number in numbers[:_SHOWN]]
+    if not shown:
+        return _Damaged()
+    return _Damaged(
+        numbers, f", of which damaged: {', '.join(shown)}{f' and {len(numbers) - _SHOWN} more' if len(numbers) > _SHOWN else ''}"
+    )
+
+
+def _key_at(view: memoryview, offset: int) -> str:
+    """The key of the sample whose first header is at ``offset``, or why there is none."""
+    try:
+        first = next(members(view[offset:], source=""), None)
+    except ShardError:
+        first = None
+    split = split_name(first.name) if first is not None else None
+    return split[0] if split is not None else "its header too"
 
 
 def _samples_of(table: BlockTable | None, number: int | None, data: Data) -> str:

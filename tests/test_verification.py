@@ -11,11 +11,12 @@ import pytest
 
 from stagekit.dataset import Dataset
 from stagekit.errors import BucketNotFound, CheckpointError, CorruptShard, Denied, ManifestError, Unreachable
+from stagekit.indexing.scan import scan
 from stagekit.looked import Looked
 from stagekit.progress import Progress
 from stagekit.runs.layout import RUN_JSON
 from stagekit.shards.index import BlockTable
-from stagekit.shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name
+from stagekit.shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name, samples_name
 from stagekit.store.base import Data, ObjectInfo, Store, WrappedStore
 from stagekit.store.directory import DirectoryStore
 from stagekit.store.memory import MemoryStore
@@ -307,6 +308,28 @@ def test_what_was_read_counts_for_a_day_and_survives_a_cut_line(tmp_path: Path) 
     assert not Looked(tmp_path, "s3://b/a", "digest", clock=lambda: now_s).has(ObjectInfo(info.key, 3, "another"))
     first.finish()
     assert not Looked(tmp_path, "s3://b/a", "digest", clock=lambda: now_s).has(info)
+
+
+def test_the_very_samples_that_are_damaged_are_named(store: MemoryStore) -> None:
+    manifest = make_dataset(store)
+    name = manifest.shards[0].name
+    block = BlockTable.from_bytes(store.get(blocks_name(name)), source="test").blocks[1]
+    store.put(samples_name(name), scan([store.get(name)], source="test").built.sample_digests)
+    third = block.size // 3
+    flip(store, name, block.offset + third + 512)  # the first byte of the second sample's payload
+    fault = only(verify(store, deep=True).faults)
+    assert fault.detail.startswith("block 1 at offset")
+    assert "samples 3 to 5 of the shard, 000003 to 000005), of which damaged: 4 (000004): expected xxh3-128" in fault.detail
+    assert (fault.samples, fault.record["samples"]) == ((4,), (4,))
+    flip(store, name, block.offset + 2 * third + 10)  # in the third one's header
+    fault = only(verify(store, deep=True).faults)
+    assert "of which damaged: 4 (000004), 5 (its header too)" in fault.detail
+    assert fault.samples == (4, 5)
+    store.put(samples_name(name), b"damaged")
+    assert only(verify(store, deep=True).faults).samples is None
+    store.delete(samples_name(name))  # as in a data set that an older release made
+    assert verify(store).findings == ()
+    assert "of which damaged" not in only(verify(store, deep=True).faults).detail
 
 
 def test_the_samples_of_a_damaged_block_are_named(store: MemoryStore) -> None:

@@ -26,7 +26,7 @@ from ..publishing.outline import counted
 from ..publishing.summary import dataset_lines, dataset_record, stream_it, streaming_code
 from ..shards.archive import ArchiveReader
 from ..shards.index import index_from_bytes
-from ..shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, wids_json
+from ..shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, samples_name, wids_json
 from ..shards.sample import split_name
 from ..store import Where, open_store
 from ..store.base import Data, Store
@@ -359,7 +359,11 @@ class _Run:
 
     def _store_sides(self, record: ShardRecord, scanned: Scan, *, ours: bool) -> None:
         """Store index and block table, verified. What lies there already and is neither the same nor of a former run is not replaced."""
-        for key, data in ((index_name(record.name), scanned.built.index), (blocks_name(record.name), scanned.built.table.to_bytes())):
+        for key, data in (
+            (index_name(record.name), scanned.built.index),
+            (samples_name(record.name), scanned.built.sample_digests),
+            (blocks_name(record.name), scanned.built.table.to_bytes()),
+        ):
             there = content(self._store, key)
             if there == data:
                 continue

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import CorruptShard, DuplicateKey, KeyNotAllowed, ShardError
 from ..shards.archive import RECORD, ArchiveReader
+from ..shards.digests import SampleDigests
 from ..shards.index import BLOCK_SIZE, Block, BlockTable, BuiltShard, FieldTotals, index_to_bytes
 from ..shards.sample import check_field, is_meta, split_name
 from ..store.base import Data
@@ -125,6 +126,7 @@ def scan(chunks: Iterable[Data], *, source: str, block_size: int = BLOCK_SIZE) -
             table=BlockTable(cutter.finish(reader.end)),
             index=index_to_bytes([*offsets, reader.end]),
             fields={name: FieldTotals(*fields[name]) for name in sorted(fields)},
+            sample_digests=cutter.digests.to_bytes(),
         ),
         hashes,
         {str(kind): count for kind, count in sorted(reader.skipped.items())},
@@ -184,6 +186,8 @@ class _Cutter:
         self._block = self._hashed = 0  # where the block begins, and up to where its bytes are in the hash
         self._first = 0  # the block's first sample
         self._hash = xxhash.xxh3_128()
+        self._bounds: deque[int] = deque()  # where samples begin whose first byte is not hashed yet
+        self.digests = SampleDigests()
 
     def arrived(self, chunk: Data, reader: ArchiveReader) -> None:
         """``chunk`` is about to be read by ``reader``."""
@@ -205,12 +209,14 @@ class _Cutter:
         else:
             self._decide(offset)
         self._sample = offset
+        self._bounds.append(offset)
         self._samples += 1
 
     def finish(self, end: int) -> tuple[Block, ...]:
         """The last sample ends at ``end``."""
         self._decide(end)
         self._close(end, self._samples)
+        self.digests.update(memoryview(b""), [0])  # the last sample ends where the last byte was
         return tuple(self._blocks)
 
     def _decide(self, reach: int) -> None:
@@ -229,6 +235,10 @@ class _Cutter:
             offset, chunk = self._chunks[0]
             piece = chunk[self._hashed - offset : end - offset]
             self._hash.update(piece)
+            bounds: list[int] = []
+            while self._bounds and self._bounds[0] < self._hashed + len(piece):
+                bounds.append(self._bounds.popleft() - self._hashed)
+            self.digests.update(piece, bounds)
             self._hashed += len(piece)
             self._drop(self._hashed)
 

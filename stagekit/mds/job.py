@@ -124,8 +124,8 @@ class _Work:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfSpace(
-                    f"writing {job.shard.name} to {folder}: the disk or quota is full; a shard lies there before it is sent. Set TMPDIR to a "
-                    "folder with more room, or choose a smaller --shard-size"
+                    f"writing {job.shard.name} to {folder}: the disk or quota is full; a shard lies there before it is sent. Set TMPDIR to "
+                    "a folder with more room, or choose a smaller --shard-size"
                 ) from error
             raise
         # A sample that is larger than a shard makes the writer leave an empty one in front of it.
@@ -152,7 +152,7 @@ class _Work:
                 total += size
                 if total > LARGEST:
                     raise SourceError(
-                        f"the sample {key!r} has more than {LARGEST:,} bytes, and MosaicML's format counts in 32 bits; split it"
+                        f"the sample {key!r} is larger than {LARGEST:,} bytes, and MosaicML's format counts in 32 bits; split it"
                     )
                 data = _whole(key, name, size, pieces)
                 values[name] = value_of(name, self._job.columns[name], data, key=key)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import SourceError, UsageError
-from ..publishing.outline import Outline, counted, near_duplicate_notes, outline, oversized_notes
+from ..publishing.outline import Outline, counted, near_duplicate_notes, outline, oversized_keys, oversized_notes
 from ..shards.plan import Plan, PlannedShard
 from ..sources.base import Source
 from ..units import format_count, format_size, parse_size
@@ -94,7 +94,7 @@ def mds_outline(
     share = _bytes(planned) / planned.bytes
     shards = tuple(replace(shard, name=shard_name(shard.number), bytes=int(shard.bytes * share)) for shard in planned.shards)
     # Tar's headers, about which the outline may have a note, are in none of these files.
-    notes = (*oversized_notes(planned, most), *near_duplicate_notes(planned.near_duplicates))
+    notes = (*oversized_notes(oversized_keys(planned), most), *near_duplicate_notes(planned.near_duplicates))
     return MdsOutline(replace(made, notes=(*made.source_notes, *notes)), known, most, shards)
 
 

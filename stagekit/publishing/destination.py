@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import Conflict, NotFound, PublishError, StoreError
 from ..location import Location
-from ..shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name, wids_json
+from ..shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name, samples_name, wids_json
 from ..store.base import ObjectInfo, Store
 from ..transfer.fetch import fetch_pieces
 from ..transfer.put import Stored, put_object
@@ -21,7 +21,7 @@ from .outline import counted
 
 CLASSES = "classes.json"
 SHARDS = "shards/"
-_SHARD_OBJECT = re.compile(r"shards/[0-9]{6,}\.(tar|tar\.idx|blocks)")
+_SHARD_OBJECT = re.compile(r"shards/[0-9]{6,}\.(tar|tar\.idx|samples|blocks)")
 _READ_BACKS = 3
 _SIDE_FILES = frozenset({WIDS, CLASSES})
 
@@ -41,8 +41,8 @@ class Found:
         return sorted(self.objects.keys() - kept, key=lambda key: (not key.endswith(".blocks"), key))
 
 
-def _objects_of(name: str) -> tuple[str, str, str]:
-    return name, index_name(name), blocks_name(name)
+def _objects_of(name: str) -> tuple[str, ...]:
+    return name, index_name(name), samples_name(name), blocks_name(name)
 
 
 def refuse_overlap(source: Location | None, destination: Location) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
 from ..config import StoreConfig
 from ..errors import PublishError
@@ -12,7 +17,7 @@ from ..progress import Subscriber, ignore
 from ..shards.archive import ArchiveReader
 from ..shards.index import FieldTotals
 from ..shards.manifest import Manifest, ShardRecord, shard_name
-from ..shards.plan import Plan, PlannedSample, PlannedShard
+from ..shards.plan import Plan, PlannedSample, PlannedShard, SampleRange
 from ..shards.sample import split_name
 from ..store import open_store
 from ..store.base import Store
@@ -21,8 +26,30 @@ from .outline import counted
 
 _SHOWN = 3
 
-Published = list[tuple[str, dict[str, int]]]
-"""The samples of a shard in order: key, and the size of each field."""
+_DIGEST = "S16"  # numpy's type for 16 bytes; all have that length, so what it does with NULs at their ends does no harm
+
+
+class Fingerprints:
+    """Of each of many samples, in order, a digest of its key and one of its fields' names and sizes: 32 bytes in all."""
+
+    def __init__(self) -> None:
+        self._keys = bytearray()
+        self._shapes = bytearray()
+
+    def add(self, key: str, fields: Iterable[tuple[str, int]]) -> None:
+        self._keys += xxhash.xxh3_128_digest(key.encode())
+        self._shapes += xxhash.xxh3_128_digest("\n".join(f"{size} {name}" for name, size in sorted(fields)).encode())
+
+    def __len__(self) -> int:
+        return len(self._keys) // 16
+
+    @property
+    def keys(self) -> NDArray[np.bytes_]:
+        return np.frombuffer(self._keys, _DIGEST)
+
+    @property
+    def shapes(self) -> NDArray[np.bytes_]:
+        return np.frombuffer(self._shapes, _DIGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +61,30 @@ class ReadBack:
     config: StoreConfig | None
 
 
-def published_samples(job: ReadBack, *, on_event: Subscriber = ignore) -> Published:
+def published_fingerprints(job: ReadBack, *, on_event: Subscriber = ignore) -> Fingerprints:
     """What a published shard holds, read from its tar. Raises ``CorruptShard`` when that is broken."""
+    found = Fingerprints()
+    for key, fields in _published(job, on_event):
+        found.add(key, fields)
+    return found
+
+
+def _published(job: ReadBack, on_event: Subscriber = ignore) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Each sample of a published shard: its key, and names and sizes of its fields."""
     store = open_store(job.where, job.config, on_event=on_event)
-    found: Published = []
     pieces = fetch_pieces(store, job.record.name, size=job.record.bytes)
+    key, fields = "", list[tuple[str, int]]()
     for member, _ in ArchiveReader(pieces, source=str(store.location / job.record.name)):
         parts = split_name(member.name)
         if parts is None:
             continue
-        key, field = parts
-        if not found or found[-1][0] != key:
-            found.append((key, {}))
-        found[-1][1][field] = member.size
-    return found
+        if fields and parts[0] != key:
+            yield key, fields
+            fields = []
+        key = parts[0]
+        fields.append((parts[1], member.size))
+    if fields:
+        yield key, fields
 
 
 def refuse_indexed(store: Store, manifest: Manifest) -> None:
@@ -59,29 +96,59 @@ def refuse_indexed(store: Store, manifest: Manifest) -> None:
         )
 
 
-def as_published(
-    store: Store, manifest: Manifest, published: Sequence[Published], listed: Mapping[str, PlannedSample]
-) -> list[PlannedShard]:
-    """The published shards as the source would make them today, by names and sizes.
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """``before``: the published shards as the source would make them today, by names and sizes. ``new``: what else it has, in its order."""
+
+    before: list[PlannedShard]
+    new: Sequence[PlannedSample]
+
+
+def growth(store: Store, jobs: Sequence[ReadBack], published: Sequence[Fingerprints], samples: Sequence[PlannedSample]) -> Growth:
+    """Compare what is ``published``, by the shards of ``jobs``, with what the source has. No sample is kept as an object.
 
     Raises ``PublishError`` naming samples that are gone from the source or have other fields or sizes there.
     """
-    gone: list[str] = []
-    changed: list[str] = []
-    shards: list[PlannedShard] = []
-    for number, (record, samples) in enumerate(zip(manifest.shards, published, strict=True)):
-        for key, sizes in samples:
-            sample = listed.get(key)
-            if sample is None:
-                gone.append(key)
-            elif {planned.field: planned.size for planned in sample.fields} != sizes:
-                changed.append(key)
-        if not gone and not changed:
-            shards.append(PlannedShard(number, record.name, tuple(listed[key] for key, _ in samples), record.bytes))
-    for keys, what in ((gone, "gone from the source"), (changed, "changed in the source")):
-        if keys:
-            raise not_grown(store, f"{counted(len(keys), 'published sample')} {'is' if len(keys) == 1 else 'are'} {what} ({_some(keys)})")
-    return shards
+    listed = Fingerprints()
+    for sample in samples:
+        listed.add(sample.key, [(planned.field, planned.size) for planned in sample.fields])
+    order = np.argsort(listed.keys, kind="stable")
+    ordered = listed.keys[order]
+    is_new = np.ones(len(listed), np.bool_)
+    positions: list[NDArray[np.int64]] = []
+    gone: list[NDArray[np.bool_]] = []
+    changed: list[NDArray[np.bool_]] = []
+    for shard in published:
+        found = order[np.minimum(np.searchsorted(ordered, shard.keys), len(ordered) - 1)]
+        here = listed.keys[found] == shard.keys
+        positions.append(found)
+        gone.append(~here)
+        changed.append(here & (listed.shapes[found] != shard.shapes))
+        is_new[found[here]] = False
+    for differing, what in ((gone, "gone from the source"), (changed, "changed in the source")):
+        count = sum(int(flags.sum()) for flags in differing)
+        if count:
+            verb = "is" if count == 1 else "are"
+            raise not_grown(store, f"{counted(count, 'published sample')} {verb} {what} ({_keys(jobs, differing)})")
+    before = [
+        PlannedShard(number, job.record.name, _picked(samples, where)[:], job.record.bytes)
+        for number, (job, where) in enumerate(zip(jobs, positions, strict=True))
+    ]
+    return Growth(before, _picked(samples, np.flatnonzero(is_new)))
+
+
+def _picked(samples: Sequence[PlannedSample], positions: NDArray[np.int64]) -> Sequence[PlannedSample]:
+    if isinstance(samples, SampleRange):
+        return samples.picked(positions.tolist())
+    return tuple(samples[position] for position in positions.tolist())
+
+
+def _keys(jobs: Sequence[ReadBack], flags: Sequence[NDArray[np.bool_]]) -> str:
+    """The first few of the published keys that are flagged, read from their tars once more."""
+    wanted = ((job, marked) for job, marked in zip(jobs, flags, strict=True) if marked.any())
+    found = (key for job, marked in wanted for (key, _), is_it in zip(_published(job), marked.tolist(), strict=True) if is_it)
+    shown = list(islice(found, _SHOWN + 1))
+    return ", ".join(shown[:_SHOWN]) + (" …" if len(shown) > _SHOWN else "")
 
 
 def not_grown(store: Store, why: str) -> PublishError:
@@ -108,7 +175,3 @@ def summed(totals: Iterable[Mapping[str, FieldTotals]]) -> dict[str, FieldTotals
             before = sums.get(name, FieldTotals(0, 0))
             sums[name] = FieldTotals(before.samples + samples, before.bytes + size)
     return sums
-
-
-def _some(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:_SHOWN]) + (" …" if len(keys) > _SHOWN else "")

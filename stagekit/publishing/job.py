@@ -1,8 +1,8 @@
 """One shard from its source into the store: the unit of work that an executor runs, wherever it runs.
 
-The objects of a shard are written in the order tar, index, block table, each verified before the next. The block table is the shard's
-commit: where it lies, the tar it describes lies too. So a shard that a former run finished is recognised by building it again from
-the source without sending it, which costs reading instead of sending.
+The objects of a shard are written in the order tar, index, digests of samples, block table, each verified before the next. The block
+table is the shard's commit: where it lies, the tar it describes lies too. So a shard that a former run finished is recognised by building
+it again from the source without sending it, which costs reading instead of sending.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..parallel import each
 from ..pieces import keep_freed_memory
 from ..progress import Progress, Stage, Subscriber, ignore
 from ..shards.index import Batch, BuiltShard, FieldTotals, ShardBuilder
-from ..shards.manifest import ShardRecord, blocks_name, index_name
+from ..shards.manifest import ShardRecord, blocks_name, index_name, samples_name
 from ..shards.plan import PlannedSample, PlannedShard
 from ..sources.base import Bad, InOrder, OnBad, Read, Source
 from ..store import open_store
@@ -183,7 +183,7 @@ class _Work:
         table = content(store, blocks_name(name))
         if table is None:
             return None
-        index = content(store, index_name(name))
+        index, of_samples = content(store, index_name(name)), content(store, samples_name(name))
         try:
             info = store.head(name)
         except NotFound:
@@ -201,6 +201,8 @@ class _Work:
         sent = 0
         if index != built.index:
             sent = put_object(store, index_name(name), built.index).size
+        if of_samples != built.sample_digests:
+            sent += put_object(store, samples_name(name), built.sample_digests).size
         self._on_event(Stage("kept", name))
         record = ShardRecord.of(name, built)
         objects = (
@@ -222,9 +224,11 @@ class _Work:
         self._on_event(Stage("tar", name))
         index = put_object(store, index_name(name), built.index)
         self._on_event(Stage("index", name))
+        digests = put_object(store, samples_name(name), built.sample_digests)
         table = put_object(store, blocks_name(name), built.table.to_bytes())
         self._on_event(Stage("shard", name))
-        return self._outcome(built, sent_bytes=tar.size + index.size + table.size, objects=(tar, index, table))
+        objects = tar, index, digests, table
+        return self._outcome(built, sent_bytes=sum(one.size for one in objects), objects=objects)
 
     def _not_finished_by_another(self) -> None:
         """Called when the tar is complete and not yet visible. A run beside this one may have finished the shard, and a published object

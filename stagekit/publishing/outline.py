@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..shards.index import FieldTotals
-from ..shards.plan import Plan, plan
+from ..shards.plan import Plan, PlannedSample, plan
 from ..sources.base import Bad, Source
 from ..units import format_count, format_duration, format_rate, format_size
 
@@ -33,6 +33,8 @@ class Outline:
     notes: tuple[str, ...]
     source_notes: tuple[str, ...] = ()
     """Those of ``notes`` that the source made."""
+    samples: Sequence[PlannedSample] = ()
+    """All samples, in order."""
 
     @property
     def files(self) -> int:
@@ -111,6 +113,7 @@ def outline(source: Source, *, shard_size: int, samples_per_shard: int | None = 
         classes=listing.classes,
         notes=(*listing.notes, *_notes(made, sum(totals.samples for totals in made.fields.values()), shard_size)),
         source_notes=tuple(listing.notes),
+        samples=listing.samples,
     )
 
 
@@ -128,7 +131,7 @@ def _no_collection() -> Iterator[None]:
 
 def _notes(made: Plan, files: int, shard_size: int) -> Iterable[str]:
     yield from overhead_notes(made.payload_bytes, made.bytes, files)
-    yield from oversized_notes(made, shard_size)
+    yield from oversized_notes(oversized_keys(made), shard_size)
     yield from near_duplicate_notes(made.near_duplicates)
 
 
@@ -142,16 +145,20 @@ def overhead_notes(payload: int, total: int, files: int) -> Iterable[str]:
         )
 
 
-def oversized_notes(made: Plan, shard_size: int) -> Iterable[str]:
-    """A sentence when samples are larger than a shard should be."""
-    if made.oversized:
-        keys = [made.shards[number].samples[0].key for number in made.oversized]
+def oversized_notes(keys: Sequence[str], shard_size: int) -> Iterable[str]:
+    """A sentence when there are samples, those of ``keys``, that are larger than a shard should be."""
+    if keys:
         one = len(keys) == 1
         yield (
             f"{format_count(len(keys))} sample{'' if one else 's'} larger than the shard size of {format_size(shard_size)}, "
             f"{'in a larger shard of its own' if one else 'each in a larger shard of its own'}: {', '.join(keys[:_SHOWN])}"
             f"{' …' if len(keys) > _SHOWN else ''}"
         )
+
+
+def oversized_keys(made: Plan) -> list[str]:
+    """The keys of the samples that are larger than a shard should be."""
+    return [made.shards[number].samples[0].key for number in made.oversized]
 
 
 def near_duplicate_notes(found: Sequence[tuple[str, ...]]) -> Iterable[str]:

@@ -31,7 +31,7 @@ from ..units import format_count, format_duration, format_rate, parse_size
 from .begun import note_begun, note_ended
 from .claim import confirm_claim, end_claim, release_claim
 from .destination import Found, commit, confirm_objects, enter, holds_another, look, read_manifest, refuse_overlap
-from .growth import ReadBack, appended, as_published, not_grown, published_samples, refuse_indexed, summed
+from .growth import ReadBack, appended, growth, not_grown, published_fingerprints, refuse_indexed, summed
 from .job import ShardJob, ShardOutcome, publish_shard
 from .meter import Meter
 from .outline import Outline, counted, outline
@@ -413,10 +413,10 @@ class _Run:
         manifest = found.manifest
         assert manifest is not None
         refuse_indexed(self._store, manifest)
-        listed = {sample.key: sample for shard in self._shards for sample in shard.samples}
         jobs = [ReadBack(record, self._where, self._config) for record in manifest.shards]
-        published = [samples for _, samples in sorted(engine.each(published_samples, jobs), key=_number)]
-        before = as_published(self._store, manifest, published, listed)
+        published = [found for _, found in sorted(engine.each(published_fingerprints, jobs), key=_number)]
+        grown = growth(self._store, jobs, published, self._outline.samples)
+        before = grown.before
         outcomes = self._run(engine, [self._job(shard, task="compare") for shard in before])
         for outcome, record, shard in zip(outcomes, manifest.shards, before, strict=True):
             if outcome.record != record:
@@ -425,13 +425,10 @@ class _Run:
                     f"published samples have other content in the source now, among those of {record.name} "
                     f"({shard.samples[0].key} to {shard.samples[-1].key})",
                 )
-        for samples in published:
-            for key, _ in samples:
-                del listed[key]
-        if not listed:
+        if not grown.new:
             return self._mend(engine, found, before, outcomes)
         shard_size, samples_per_shard = self._cut
-        new = plan_shards(listed.values(), shard_size=shard_size, samples_per_shard=samples_per_shard)
+        new = plan_shards(grown.new, shard_size=shard_size, samples_per_shard=samples_per_shard)
         # Two updates are the same when they add the same to the same.
         self._digest = hashlib.sha256(f"update {manifest.digest} {new.digest}".encode()).hexdigest()
         resume = self._enter(found, takeover=takeover)

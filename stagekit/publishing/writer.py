@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..config import StoreConfig
 from ..errors import DuplicateKey, PublishError, ShardError, StoreError, UsageError
-from ..progress import Progress, Stage, Subscriber, ignore
-from ..shards.archive import member_bytes
+from ..progress import Message, Progress, Stage, Subscriber, ignore
+from ..shards.archive import END, member_bytes
 from ..shards.index import FieldTotals, ShardBuilder
-from ..shards.manifest import WIDS, Manifest, ShardRecord, blocks_name, index_name, shard_name
+from ..shards.manifest import WIDS, Manifest, ShardRecord, blocks_name, index_name, samples_name, shard_name
+from ..shards.plan import near_duplicates
 from ..shards.sample import encode_field, member_name
 from ..store import Where, open_store
 from ..store.base import Store
@@ -22,7 +23,7 @@ from ..units import parse_size
 from .begun import note_begun, note_ended
 from .claim import confirm_claim, read_claim, release_claim
 from .destination import commit, confirm_objects, enter, holds_another, look
-from .outline import counted
+from .outline import counted, near_duplicate_notes, overhead_notes, oversized_notes
 from .sending import tar_writer
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ class ShardWriter:
     one is dead (else it raises ``PublishError``, and ``takeover=True`` decides). A destination that holds a data set is refused.
 
     Samples stay in the order in which they are written. A new shard starts where ``shard_size`` (headers and padding included) or
-    ``samples_per_shard`` would be exceeded. Values are bytes, or what their field's extension stands for: ``shards.sample.encode_field``
-    has the table. Names that start with ``__`` other than ``__key__`` are not stored, as with WebDataset's own writer.
+    ``samples_per_shard`` would be exceeded. A large overhead, samples larger than a shard, and keys that are easily mixed up are reported at
+    the end. Values are bytes, or what their field's extension stands for: ``shards.sample.encode_field`` has the table. Names that start
+    with ``__`` other than ``__key__`` are not stored, as with WebDataset's own writer.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class ShardWriter:
         self._store: Store | None = None
         self._open: _OpenShard | None = None
         self._keys: set[str] = set()
+        self._oversized: list[str] = []
         self._records: list[ShardRecord] = []
         self._objects: list[Stored] = []
         self._fields: dict[str, FieldTotals] = {}
@@ -132,6 +135,8 @@ class ShardWriter:
             self._open = _OpenShard(self._store, shard_name(len(self._records)))
         self._open.write(key, fields)
         self._keys.add(key)
+        if size + len(END) > self._shard_size:
+            self._oversized.append(key)
         self._bytes += size
         self._failed = False
         if self._bytes - self._reported_bytes >= _REPORT_EVERY_BYTES:
@@ -181,8 +186,16 @@ class ShardWriter:
         except BaseException as error:
             self._abandon(error)
             raise
+        for note in self._notes():
+            self._on_event(Message(note, "warning"))
         self._on_event(Progress("shard", self._bytes, self._bytes, note=counted(len(self._keys), "sample"), finished=True))
         self._dataset = Dataset(self._dest, store=self._config)
+
+    def _notes(self) -> Iterator[str]:
+        payload = sum(totals.bytes for totals in self._fields.values())
+        yield from overhead_notes(payload, sum(record.bytes for record in self._records), sum(one.samples for one in self._fields.values()))
+        yield from oversized_notes(self._oversized, self._shard_size)
+        yield from near_duplicate_notes(near_duplicates(self._keys))
 
     def _abandon(self, error: BaseException) -> None:
         """Take back what was sent: without its manifest nobody can use it."""
@@ -197,7 +210,7 @@ class ShardWriter:
                 return
             for number in range(len(self._records) + 1):
                 name = shard_name(number)
-                for key in (blocks_name(name), index_name(name), name):
+                for key in (blocks_name(name), samples_name(name), index_name(name), name):
                     store.delete(key)
             store.delete(WIDS)
             release_claim(store)
@@ -227,6 +240,7 @@ class _OpenShard:
         stored = [
             self._writer.stored,
             put_object(self._store, index_name(self._name), built.index),
+            put_object(self._store, samples_name(self._name), built.sample_digests),
             put_object(self._store, blocks_name(self._name), built.table.to_bytes()),
         ]
         return ShardRecord.of(self._name, built), stored, built.fields, built.table.largest

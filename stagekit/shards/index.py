@@ -25,6 +25,7 @@ import xxhash
 from ..errors import CorruptShard, DuplicateKey, ManifestError, ShardError, SourceError
 from ..pieces import Pieces
 from .archive import END, RECORD, Data, member_header, member_headers, padding
+from .digests import SampleDigests
 from .sample import member_name, member_names
 
 BLOCK_SIZE = 8 * 2**20
@@ -182,6 +183,7 @@ class BuiltShard:
     table: BlockTable
     index: builtins.bytes
     fields: dict[str, FieldTotals]
+    sample_digests: builtins.bytes
 
 
 @dataclass(slots=True)
@@ -194,8 +196,12 @@ class _OpenBlock:
     samples: int = 0
 
 
+_Job = tuple[bytes, list[int], list[int]]
+"""A piece, where blocks end in it, and where samples begin or end in it."""
+
+
 class _Digests:
-    """SHA-256 of a shard and XXH3 of its blocks, taken in a thread of their own while the next bytes are read.
+    """SHA-256 of a shard and XXH3 of its blocks and samples, taken in a thread of their own while the next bytes are read.
 
     The thread begins with the second piece, so a small shard has none, and ends by itself with the object or after ``finish``.
     """
@@ -204,29 +210,29 @@ class _Digests:
 
     def __init__(self) -> None:
         self._hashing = _Hashing()
-        self._first: tuple[bytes, list[int]] | None = None
-        self._jobs: queue.SimpleQueue[tuple[bytes, list[int]] | None] | None = None
+        self._first: _Job | None = None
+        self._jobs: queue.SimpleQueue[_Job | None] | None = None
         self._room = threading.Semaphore(self._AHEAD)
 
-    def add(self, piece: bytes, ends: list[int]) -> None:
-        """The next bytes of the shard; a block ends at each of the positions ``ends`` in them."""
+    def add(self, piece: bytes, ends: list[int], bounds: list[int]) -> None:
+        """The next bytes of the shard; a block ends at each of the positions ``ends`` in them, a sample begins or ends at ``bounds``."""
         if self._jobs is None:
             if self._first is None:
-                self._first = piece, ends
+                self._first = piece, ends, bounds
                 return
             self._start()
         assert self._jobs is not None
         self._room.acquire()
-        self._jobs.put((piece, ends))
+        self._jobs.put((piece, ends, bounds))
 
-    def finish(self) -> tuple[str, list[bytes]]:
-        """The shard's digest as hex, and those of its blocks."""
+    def finish(self) -> tuple[str, list[bytes], bytes]:
+        """The shard's digest as hex, those of its blocks, and the content of the file with those of its samples."""
         if self._jobs is not None:
             self._jobs.put(None)
             self._thread.join()
         elif self._first is not None:
             self._hashing.update(*self._first)
-        return self._hashing.sha.hexdigest(), self._hashing.blocks
+        return self._hashing.sha.hexdigest(), self._hashing.blocks, self._hashing.samples.to_bytes()
 
     def _start(self) -> None:
         assert self._first is not None
@@ -242,11 +248,13 @@ class _Hashing:
     def __init__(self) -> None:
         self.sha = hashlib.sha256()
         self.blocks: list[bytes] = []
+        self.samples = SampleDigests()
         self._block = xxhash.xxh3_128()
 
-    def update(self, piece: bytes, ends: list[int]) -> None:
+    def update(self, piece: bytes, ends: list[int], bounds: list[int]) -> None:
         self.sha.update(piece)
         view = memoryview(piece)
+        self.samples.update(view, bounds)
         begin = 0
         for end in ends:
             self._block.update(view[begin:end])
@@ -256,7 +264,7 @@ class _Hashing:
         self._block.update(view[begin:])
 
 
-def _hash(jobs: queue.SimpleQueue[tuple[bytes, list[int]] | None], hashing: _Hashing, room: threading.Semaphore) -> None:
+def _hash(jobs: queue.SimpleQueue[_Job | None], hashing: _Hashing, room: threading.Semaphore) -> None:
     while (job := jobs.get()) is not None:
         hashing.update(*job)
         del job  # its memory is free before the wait for the next one
@@ -307,6 +315,8 @@ class ShardBuilder:
         self._ends: list[int] = []
         self._offset = 0
         self._offsets = array("Q")
+        self._samples = 0  # once it is finished: then the last offset is the end of the last sample
+        self._told = 0  # how many of the offsets were passed on with the bytes there
         self._blocks: list[_OpenBlock] = []
         self._block = _OpenBlock(0, 0)
         self._fields: dict[str, list[int]] = {}
@@ -317,7 +327,7 @@ class ShardBuilder:
     @property
     def samples(self) -> int:
         """Samples so far."""
-        return len(self._offsets)
+        return self._samples or len(self._offsets)
 
     @property
     def files(self) -> int:
@@ -428,14 +438,16 @@ class ShardBuilder:
             raise ShardError("a shard without a sample cannot be finished")
         self._broken = True
         self._close_block()
+        self._samples = len(self._offsets)
+        self._offsets.append(self._offset)
         if self._pieces.add(END):
             yield from self._full()
         if len(self._pieces):
             yield self._hashed(self._pieces.rest())
-        sha256, digests = self._digests.finish()
+        sha256, digests, sample_digests = self._digests.finish()
         self._result = BuiltShard(
             bytes=self._offset + len(END),
-            samples=len(self._offsets),
+            samples=self._samples,
             sha256=sha256,
             table=BlockTable(
                 tuple(
@@ -443,8 +455,9 @@ class ShardBuilder:
                     for block, digest in zip(self._blocks, digests, strict=True)
                 )
             ),
-            index=index_to_bytes([*self._offsets, self._offset]),
+            index=index_to_bytes(self._offsets),
             fields={name: FieldTotals(*self._fields[name]) for name in sorted(self._fields)},
+            sample_digests=sample_digests,
         )
 
     @property
@@ -476,6 +489,10 @@ class ShardBuilder:
     def _hashed(self, piece: builtins.bytes) -> Data:
         begin, self._yielded = self._yielded, self._yielded + len(piece)
         reached = bisect.bisect_right(self._ends, self._yielded)
-        self._digests.add(piece, [end - begin for end in self._ends[:reached]])
+        # An offset at the very end of the bytes comes with the next ones: the sample that begins there may not have come yet.
+        passed = bisect.bisect_left(self._offsets, self._yielded, self._told)
+        bounds = [offset - begin for offset in self._offsets[self._told : passed]]
+        self._told = passed
+        self._digests.add(piece, [end - begin for end in self._ends[:reached]], bounds)
         del self._ends[:reached]
         return piece

@@ -47,6 +47,11 @@ def blocks_name(name: str) -> str:
     return name.removesuffix(".tar") + ".blocks"
 
 
+def samples_name(name: str) -> str:
+    """The digests of single samples beside the shard ``name``: ``shards/000000.samples``. No manifest names it, and it may be missing."""
+    return name.removesuffix(".tar") + ".samples"
+
+
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
     """A shard as its manifest knows it. Digests are lower-case hexadecimal; ``block_samples`` counts the samples of each block.

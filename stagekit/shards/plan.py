@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
+
+import numpy as np
+import xxhash
 
 from ..errors import DuplicateKey, UsageError
 from .archive import END, LARGEST_MEMBER, RECORD, member_bytes
@@ -82,6 +85,29 @@ class SampleRange(Sequence[PlannedSample]):
     @abstractmethod
     def cut(self, start: int, stop: int) -> Sequence[PlannedSample]:
         """The samples ``start`` to ``stop``, made when somebody looks at them. It can be pickled, in no more bytes than a few."""
+
+    @abstractmethod
+    def picked(self, positions: Sequence[int]) -> SampleRange:
+        """The samples at ``positions``, in that order, as a range of their own."""
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[PlannedSample]:
+        return iter(self.cut(0, len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> PlannedSample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PlannedSample]: ...
+    def __getitem__(self, index: int | slice) -> PlannedSample | Sequence[PlannedSample]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            return self.cut(start, max(start, stop)) if step == 1 else tuple(self)[index]
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(index)
+        return self.cut(number, number + 1)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +262,23 @@ def _duplicate_keys(duplicates: dict[str, list[PlannedSample]]) -> DuplicateKey:
     )
 
 
-def near_duplicates(keys: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Groups of different keys that are equal when case and Unicode normalisation (NFC, NFD) are ignored, sorted."""
+def near_duplicates(keys: Collection[str]) -> tuple[tuple[str, ...], ...]:
+    """Groups of different keys that are equal when case and Unicode normalisation (NFC, NFD) are ignored, sorted.
+
+    Beyond the keys it takes eight bytes for each: mostly there is no group, and then nothing else is made.
+    """
+    digests = np.sort(np.fromiter((_folded_digest(key) for key in keys), np.uint64, len(keys)))
+    again = set(digests[1:][digests[1:] == digests[:-1]].tolist())
     groups: dict[str, list[str]] = {}
-    for key in keys:
-        groups.setdefault(folded(key), []).append(key)
+    if again:
+        for key in keys:
+            if _folded_digest(key) in again:
+                groups.setdefault(folded(key), []).append(key)
     return tuple(sorted(tuple(sorted(group)) for group in groups.values() if len(group) > 1))
+
+
+def _folded_digest(key: str) -> int:
+    return xxhash.xxh3_64_intdigest(folded(key).encode())
 
 
 def folded(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,7 +150,7 @@ class Rows(SampleRange):
         file_counts: array[int],
         file_sizes: array[int],
     ) -> None:
-        self._maker = maker
+        self.maker = maker
         self._files = files
         self._starts = [0]
         for listed in files:
@@ -195,23 +196,64 @@ class Rows(SampleRange):
         sizes = array("Q")
         if self._file_sizes:
             sizes = self._file_sizes[self._file_ends[start] : self._file_ends[stop]]
-        return RowRange(self._maker, tuple(runs), sizes)
+        return RowRange(self.maker, tuple(runs), sizes)
 
-    def __len__(self) -> int:
-        return len(self._sizes)
+    def picked(self, positions: Sequence[int]) -> Picked:
+        return Picked(self, array("q", positions))
 
-    def __iter__(self) -> Iterator[PlannedSample]:
-        return iter(self.cut(0, len(self)))
 
-    @overload
-    def __getitem__(self, index: int) -> PlannedSample: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[PlannedSample]: ...
-    def __getitem__(self, index: int | slice) -> PlannedSample | Sequence[PlannedSample]:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            return self.cut(start, max(start, stop)) if step == 1 else tuple(self)[index]
-        number = index + len(self) if index < 0 else index
-        if not 0 <= number < len(self):
-            raise IndexError(index)
-        return self.cut(number, number + 1)[0]
+class Picked(SampleRange):
+    """Some samples of a source of rows, in an order of their own."""
+
+    def __init__(self, rows: Rows, positions: array[int]) -> None:
+        self._rows = rows
+        self._positions = positions
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        sizes = self._rows.sizes
+        return array("Q", (sizes[position] for position in self._positions))
+
+    @cached_property
+    def _looked(self) -> tuple[str, dict[str, FieldTotals]]:
+        """What is known only of samples that were looked at: a digest of all, and the totals of each field."""
+        identity = hashlib.sha256()
+        totals: dict[str, list[int]] = {}
+        for sample in self:
+            identity.update(f"{sample.key}\n".encode())
+            for field in sample.fields:
+                identity.update(f"{field.size} {field.field}\n".encode())
+                sums = totals.get(field.field) or totals.setdefault(field.field, [0, 0])
+                sums[0] += 1
+                sums[1] += field.size
+        return identity.hexdigest(), {name: FieldTotals(*sums) for name, sums in totals.items()}
+
+    @property
+    def identity(self) -> str:
+        return self._looked[0]
+
+    @property
+    def fields(self) -> Mapping[str, FieldTotals]:
+        return self._looked[1]
+
+    @property
+    def near_duplicates(self) -> tuple[tuple[str, ...], ...]:
+        """Those of all rows: whether one is in them depends on the others."""
+        return self._rows.near_duplicates
+
+    def cut(self, start: int, stop: int) -> RowRange:
+        runs: list[Run] = []
+        sizes = array("Q")
+        begin = start
+        while begin < stop:
+            end = begin + 1
+            while end < stop and self._positions[end] == self._positions[end - 1] + 1:
+                end += 1
+            part = self._rows.cut(self._positions[begin], self._positions[begin] + end - begin)
+            runs += part.runs
+            sizes += part.file_sizes
+            begin = end
+        return RowRange(self._rows.maker, tuple(runs), sizes)
+
+    def picked(self, positions: Sequence[int]) -> Picked:
+        return Picked(self._rows, array("q", (self._positions[position] for position in positions)))

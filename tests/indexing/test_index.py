@@ -76,7 +76,8 @@ def test_the_samples_are_those_that_were_packed(base: Store, beside: bool) -> No
         key
         for name, _ in names
         for folder in ("ds/" if beside else "elsewhere/",)
-        for key in (folder + name + ".idx", folder + name[:-4] + ".blocks", folder + "manifest.json", folder + "wids.json")
+        for end in (name + ".idx", name[:-4] + ".blocks", name[:-4] + ".samples", "manifest.json", "wids.json")
+        for key in (folder + end,)
     }
     assert verify(dest, deep=True).ok
     assert list(pickle.loads(pickle.dumps(dataset))) == flat(made)
@@ -259,7 +260,7 @@ def test_a_second_run_reads_nothing(base: Store) -> None:
 
 
 @pytest.mark.parametrize("store", ["memory", "directory"])
-@pytest.mark.parametrize("failing", range(13))
+@pytest.mark.parametrize("failing", range(16))
 def test_an_interrupted_run_goes_on_without_reading_a_tar_again(tmp_path: Path, store: str, failing: int) -> None:
     """Whichever write fails, nothing is published, and what was read is not read again."""
     base: Store = MemoryStore(f"memory://{tmp_path.name}") if store == "memory" else DirectoryStore(tmp_path / "base")
@@ -269,7 +270,7 @@ def test_an_interrupted_run_goes_on_without_reading_a_tar_again(tmp_path: Path, 
     run(undisturbed)
     broken = FaultStore(base)
     broken.fail("put", Unreachable("the cable is out"), skip=failing)
-    if failing == 12:
+    if failing == 15:
         run(broken)  # there are no more writes than that
         assert tree(base) == tree(undisturbed)
         return
@@ -301,7 +302,7 @@ def test_a_tar_that_changed_meanwhile_is_read_again(base: Store) -> None:
     assert (again.read, again.kept) == (1, 2)
     assert [sample["__key__"] for sample in Dataset(base)][8:16] == [f"{number:06d}" for number in range(100, 108)]
     assert set(tree(base)) == {
-        *(f"shard-00000{number}{end}" for number in range(3) for end in (".tar", ".tar.idx", ".blocks")),
+        *(f"shard-00000{number}{end}" for number in range(3) for end in (".tar", ".tar.idx", ".samples", ".blocks")),
         "manifest.json",
         "wids.json",
     }

@@ -81,7 +81,7 @@ def test_the_data_set_has_every_sample_with_its_bytes(raw: Path, tmp_path: Path)
 def test_every_promised_object_is_there_and_nothing_else(raw: Path, tmp_path: Path) -> None:
     done = run(raw, tmp_path / "out", labels="dir")
     names = [record.name for record in done.manifest.shards]
-    expected = [*names, *(f"{name}.idx" for name in names), *(f"{name[:-4]}.blocks" for name in names)]
+    expected = [*names, *(f"{name}.idx" for name in names), *(f"{name[:-4]}.{end}" for name in names for end in ("blocks", "samples"))]
     assert sorted(tree(tmp_path / "out")) == sorted([*expected, "classes.json", "manifest.json", "wids.json"])
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["class0", "class1", "class2"]
 
@@ -258,6 +258,7 @@ def test_a_shard_whose_source_changed_before_the_rerun_is_sent_again(raw: Path, 
         ("delete", "shards/000000.blocks"),
         ("put", "shards/000000.tar"),
         ("put", "shards/000000.tar.idx"),
+        ("put", "shards/000000.samples"),
         ("put", "shards/000000.blocks"),
     ]
     run(raw, memory(tmp_path, "undisturbed"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,55 @@ def test_class_names_that_shift_are_a_change(raw: Path, tmp_path: Path) -> None:
     (raw / "class00" / "a.png").write_bytes(b"x")
     with pytest.raises(PublishError, match="published samples have other content in the source now"):
         publish(source_of(raw, labels="dir"), dest, update=True)
+
+
+def write_rows(path: Path, numbers: Any) -> Path:
+    """Rows with a key of their own, every third with a file."""
+    rows = [{"id": f"r{n}", "file": f"{n % 5}.bin" if n % 3 == 0 else None, "text": "x" * (n % 70)} for n in numbers]
+    for n in range(5):
+        (path.parent / f"{n}.bin").write_bytes(bytes([n]) * 100 * n)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_that_come_in_between_are_added(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"shard_size": 30_000}
+    rules: dict[str, Any] = {"key": "id", "file_columns": ["file"]}
+    table = write_rows(tmp_path / "rows.jsonl", [n for n in range(200) if n % 4])
+    publish(source_of(table, **rules), tmp_path / "out", **options)
+    before = {name: data for name, data in tree(tmp_path / "out").items() if name.startswith("shards/")}
+    done = publish(source_of(write_rows(table, range(260)), **rules), tmp_path / "out", update=True, **options)
+    assert before.items() <= tree(tmp_path / "out").items()
+    samples = {sample["__key__"]: sample for sample in Dataset(tmp_path / "out")}
+    assert samples.keys() == {f"r{n}" for n in range(260)}
+    assert all(json.loads(sample["json"])["text"] == "x" * (int(key[1:]) % 70) for key, sample in samples.items())
+    assert all(
+        sample["file.bin"] == bytes([n % 5]) * 100 * (n % 5)
+        for n, sample in ((int(key[1:]), one) for key, one in samples.items())
+        if n % 3 == 0
+    )
+    assert verify(str(tmp_path / "out"), deep=True).ok
+    assert "110 new samples" in done.lines[0]
+
+    write_rows(table, [n for n in range(300) if n not in (5, 77)])
+    with pytest.raises(PublishError, match=r"2 published samples are gone from the source \(r5, r77\)"):
+        publish(source_of(table, **rules), tmp_path / "out", update=True, **options)
+
+
+def test_an_update_keeps_no_sample_as_an_object(tmp_path: Path) -> None:
+    def peak_bytes(rows: int) -> int:
+        table = tmp_path / f"{rows}.jsonl"
+        out = tmp_path / f"out{rows}"
+        table.write_text("".join(f'{{"n": {n}}}\n' for n in range(rows)))
+        publish(source_of(table), out, shard_size="512KiB")
+        with table.open("a") as file:
+            file.write('{"n": "new"}\n')
+        tracemalloc.start()
+        try:
+            publish(source_of(table), out, shard_size="512KiB", update=True)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    few, many = peak_bytes(1_000), peak_bytes(9_000)
+    assert many - few < 8_000 * 250, "a sample's objects are 600 bytes and more"

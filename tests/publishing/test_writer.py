@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stagekit.dataset import Dataset
 from stagekit.errors import DuplicateKey, KeyNotAllowed, ManifestError, OutOfSpace, PublishError, ShardError, Unreachable, UsageError
-from stagekit.progress import Event, Progress, Stage
+from stagekit.progress import Event, Message, Progress, Stage
 from stagekit.publishing import ShardWriter, publish, shard, source_of
 from stagekit.publishing.claim import Claim, read_claim
 from stagekit.store.directory import DirectoryStore
@@ -55,6 +55,26 @@ def test_a_shard_is_as_full_as_it_can_be(tmp_path: Path) -> None:
         for key, value in data.items():
             writer.write({"__key__": key, "bin": value})
     assert tree(by_files) == tree(by_writer)
+
+
+def test_what_a_person_should_know_is_said_at_the_end(tmp_path: Path) -> None:
+    told: list[Event] = []
+    samples = [
+        {"__key__": "a", "txt": "x"},
+        {"__key__": "B", "txt": "y"},
+        {"__key__": "b", "txt": "z"},
+        {"__key__": "c", "bin": bytes(900)},
+    ]
+    shard(samples, tmp_path / "out", shard_size=2048, on_event=told.append)
+    overhead, oversized, alike = (event.text for event in told if isinstance(event, Message))
+    assert "tar headers and padding add" in overhead
+    assert "put the small fields of a sample into one" in overhead
+    assert oversized == "1 sample larger than the shard size of 2.05 kB, in a larger shard of its own: c"
+    assert "keys that differ only in case or Unicode normalisation stay apart" in alike
+    assert "'B'; 'b'" in alike
+    told.clear()
+    shard([{"__key__": f"{n}", "bin": bytes(50_000)} for n in range(3)], tmp_path / "large", on_event=told.append)
+    assert not [event for event in told if isinstance(event, Message)]
 
 
 @settings(max_examples=30)
@@ -193,6 +213,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_one(tmp_path: Path) ->
     assert sorted(tree(store)) == [
         "manifest.json",
         "shards/000000.blocks",
+        "shards/000000.samples",
         "shards/000000.tar",
         "shards/000000.tar.idx",
         "wids.json",
