@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -251,6 +252,18 @@ def test_teardown_says_no_while_a_command_runs_and_yes_after_it(machine: Machine
     assert finished(process)[0] == 143
     done = machine.stagekit("teardown", *machine.durable)
     assert done.code == 0, done.out
+
+
+def test_a_watched_directory_on_another_disk_has_its_own_spool(machine: Machine) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as volume:
+        line = ["run", "--to", machine.url, "--watch", volume, "--no-record", "--", sys.executable, TOY, volume, "2"]
+        done = machine.stagekit(*line)
+        assert done.code == 0, done.err
+        assert (Path(volume) / ".stagekit-spool").is_dir()
+        assert not (machine.directory / "home" / "spool").exists()
+        judged = machine.stagekit("teardown", *machine.durable)
+        assert judged.code == 0, judged.out
+        assert f"spool     {volume}/.stagekit-spool" in judged.out
 
 
 def test_a_second_start_beside_a_living_one_is_refused(machine: Machine) -> None:
