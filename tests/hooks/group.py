@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,13 @@ from stagekit.hooks.loop import Run
 from .toy import ToyLoader
 
 TERM_AT = 4
+
+
+class Silent:
+    """A loader's state, without a word about its batches."""
+
+    def __init__(self, loader: ToyLoader) -> None:
+        self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
 
 
 def main() -> None:
@@ -35,7 +43,11 @@ def main() -> None:
     random.seed(seed * 100 + rank)
     run = Run(url, drain_s=60)
     every = "0s" if os.environ.get("EVERY") else None
-    for _epoch in run.epochs(epochs, state={"model": model, "optimizer": optimizer, "loader": loader}, every=every):
+    steps = os.environ.get("STEPS")  # the loop tells of steps, and the loader does not
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    if steps != "without loader":
+        state["loader"] = Silent(loader) if steps else loader
+    for _epoch in run.epochs(epochs, state=state, every=every):
         for number, batch in enumerate(loader):
             if number == TERM_AT and os.environ.get("TERM_RANK") == str(rank):
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -44,6 +56,8 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if steps:
+                run.step()
     drawn = f"{torch.rand(1).item()} {random.random()}".encode()
     out.with_suffix(f".{rank}").write_bytes(model.module.weight.detach().numpy().tobytes() + drawn)
     run.close()

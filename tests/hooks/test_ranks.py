@@ -14,6 +14,8 @@ from stagekit.hooks.loop import Run
 from stagekit.runs import catalog
 from stagekit.store.directory import DirectoryStore
 
+from .group import TERM_AT
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -79,10 +81,22 @@ def test_several_ranks_need_a_process_group(tmp_path: Path) -> None:
     run.close()
 
 
+def saved(tmp_path: Path) -> list[tuple[int, int | None]]:
+    return [(one.step, one.epoch) for one in catalog.read_all(DirectoryStore(tmp_path / "run")).checkpoints]
+
+
+@pytest.mark.parametrize("steps", ["with loader", "without loader"])
+def test_sigterm_to_one_rank_stops_a_plain_loop_at_the_next_step(tmp_path: Path, steps: str) -> None:
+    codes, _, said = group(tmp_path, "one", 3, TERM_RANK="1", STEPS=steps)
+    assert codes == [143, 143], said
+    # Without a loader in the state there is nothing to save inside an epoch; it has stopped there all the same.
+    assert saved(tmp_path) == ([(TERM_AT + 2, 0)] if steps == "with loader" else [])
+
+
 def test_sigterm_to_one_rank_stops_all_of_them_inside_the_epoch_also_without_every(tmp_path: Path) -> None:
     codes, _, said = group(tmp_path, "one", 3, TERM_RANK="1")
     assert codes == [143, 143], said
-    assert [(one.step, one.epoch) for one in catalog.read_all(DirectoryStore(tmp_path / "run")).checkpoints] == [(10, 0)]
+    assert saved(tmp_path) == [(TERM_AT + 2, 0)], "behind the step after the one in which it came"
     straight = group(tmp_path / "straight", "one", 1)
     again = group(tmp_path, "two", 1, seed=9)
     assert again[0] == [0, 0], again[2]
