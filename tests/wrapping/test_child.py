@@ -148,7 +148,7 @@ import os, sys, time
 from pathlib import Path
 from stagekit.wrapping.child import Child
 logs = Path(sys.argv[1], "stdout.log"), Path(sys.argv[1], "stderr.log")
-child = Child(sys.argv[3:], environ=os.environ, grace_s=float(sys.argv[2]), logs=logs)
+child = Child(sys.argv[3:], environ=os.environ, grace_s=float(sys.argv[2]), logs=logs, stdout=2)
 print(child.pid, child.guardian_pid, flush=True)
 time.sleep(600)
 """
@@ -156,7 +156,11 @@ time.sleep(600)
 
 def parent(tmp_path: Path, grace_s: float, *command: str) -> tuple[subprocess.Popen[str], int, int]:
     process = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path), str(grace_s), *command], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, str(tmp_path), str(grace_s), *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert process.stdout is not None
     pid, guardian = map(int, process.stdout.readline().split())

@@ -190,6 +190,6 @@ def test_nothing_recorded_is_told(tmp_path: Path, machine: Machine) -> None:
     assert "no start of stagekit run is recorded there" in done.err
     assert machine.run("1").code == 0
     done = machine.stagekit("resume", machine.url, "--attempt", "9")
-    assert "no attempt 9 is recorded there; it has 1" in done.err
+    assert "no attempt 9 is recorded there; it has 2" in done.err
     with pytest.raises(CheckpointError, match="no start of stagekit run is recorded"):
         again(tmp_path / "nowhere")
