@@ -33,6 +33,8 @@ class StoreConfig:
     the same; ``botocore`` is it alone, ``fsspec`` is s3fs.
     ``connections`` bounds the open connections of one process to one endpoint. ``retry_s`` is the budget, in seconds, for repeating
     one call that fails for a passing reason; 0 tries once.
+    ``max_requests_per_s`` and ``max_bytes_per_s`` (in both directions together) are limits for this whole machine: every thread and every
+    process that was given them for one endpoint shares them. Contabo's default limits are 250 requests and 10 MB a second.
 
     Example: ``StoreConfig(endpoint_url="https://eu2.contabostorage.com", profile="contabo")``.
     """
@@ -48,6 +50,8 @@ class StoreConfig:
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
     retry_s: float = 300.0
+    max_requests_per_s: float | None = None
+    max_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.endpoint_url is not None:
@@ -61,6 +65,12 @@ class StoreConfig:
                 raise UsageError(f"{name}: {getattr(self, name)} is not above 0")
         if self.retry_s < 0:
             raise UsageError(f"retry_s: {self.retry_s} is below 0")
+        for name in ("max_requests_per_s", "max_bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name}: {value} is not above 0")
+            if value is not None and self.engine == "fsspec":
+                raise UsageError(f"{name}: engine='fsspec' sends requests past the limit; leave out one of the two")
         if self.anonymous and self.profile:
             raise UsageError(f"anonymous=True and profile={self.profile!r} contradict each other; give one of them")
 

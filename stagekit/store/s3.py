@@ -32,6 +32,7 @@ from .extras import ExpiryRule
 from .s3_client import Client, client_for, drop
 from .s3_errors import VENDOR_ERRORS, bare, error_code, status_of, translate
 from .s3_obstore import RANGES, fast_reads
+from .usage import Usage, counting, meter_of
 
 _PIECE_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -50,9 +51,13 @@ class S3Store:
         self._config = config or StoreConfig()
         self._page_size = page_size
         self._client: Client | None = None
+        self._meter = meter_of(self._location)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_meter"} | {"_client": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _meter=meter_of(state["_location"]))
 
     @property
     def location(self) -> Location:
@@ -103,11 +108,12 @@ class S3Store:
         client = self._bound()
         fast = fast_reads(self._location, client) if length is not None else None
         if fast is not None and length is not None:
-            data = fast.get(arguments["Key"], start, length, if_match)
+            with counting(self._meter):
+                data = fast.get(arguments["Key"], start, length, if_match)
             if data is not None:
                 return data
         try:
-            answer = client.api.get_object(Bucket=self._location.bucket, **arguments)
+            answer = self._ask(client, "get_object", **arguments)
         except VENDOR_ERRORS as error:
             if error_code(error) == "InvalidRange" or status_of(error) == 416:
                 if length is None:
@@ -128,7 +134,7 @@ class S3Store:
         path = self._path(key)
         client = self._bound()
         try:
-            answer = client.api.head_object(Bucket=self._location.bucket, Key=path)
+            answer = self._ask(client, "head_object", Key=path)
         except VENDOR_ERRORS as error:
             if bare(error) and status_of(error) < 500:
                 return self._head_by_get(key, path)
@@ -210,7 +216,7 @@ class S3Store:
     def abort_upload(self, upload: OpenUpload) -> None:
         client = self._bound()
         try:
-            client.api.abort_multipart_upload(Bucket=self._location.bucket, Key=self._path(upload.key), UploadId=upload.upload_id)
+            self._ask(client, "abort_multipart_upload", Key=self._path(upload.key), UploadId=upload.upload_id)
         except VENDOR_ERRORS as error:
             if error_code(error) not in ("NoSuchUpload", "NoSuchKey"):
                 raise self._error(client, error, "aborting the upload of", upload.key) from error
@@ -252,12 +258,18 @@ class S3Store:
         client = self._client
         if client is None or client.pid != os.getpid():
             client = self._client = client_for(self._location, self._config)
+            self._meter = meter_of(self._location)
         return client
+
+    def _ask(self, client: Client, operation: str, **arguments: Any) -> Any:
+        """botocore's own answer, or error."""
+        with counting(self._meter):
+            return getattr(client.api, operation)(Bucket=self._location.bucket, **arguments)
 
     def _call(self, doing: str, key: str, operation: str, **arguments: Any) -> Any:
         client = self._bound()
         try:
-            answer = getattr(client.api, operation)(Bucket=self._location.bucket, **arguments)
+            answer = self._ask(client, operation, **arguments)
         except VENDOR_ERRORS as error:
             raise self._error(client, error, doing, key) from error
         client.was_reached = True
@@ -313,13 +325,13 @@ class S3Store:
 
     def _read(self, client: Client, key: str, answer: Any, start: int, length: int | None, if_match: str | None) -> Data:
         body = answer["Body"]
+        reader = _BodyReader(body)
         finished = False
         try:
             etag = self._etag("reading", key, answer)
             if if_match is not None and etag != if_match:  # a server that ignores conditions
                 raise self._replaced(key, if_match)
             read, size = self._extent(key, answer, start, length)
-            reader = _BodyReader(body)
             skip = read
             # Not zeroed first, and on large pages where the system has them: both are felt at a gigabyte a second.
             data = np.empty(size, np.uint8).data
@@ -350,6 +362,7 @@ class S3Store:
             finished = read + size == answer["ContentLength"]
             return data
         finally:
+            self._meter.add(Usage(received_bytes=reader.total))
             if not finished:
                 body.close()  # bytes that nobody reads are left in it, so the connection cannot be used again
 
@@ -387,7 +400,7 @@ class S3Store:
         """What HEAD refused to say: a GET of one byte answers with a code, and raises the error that fits."""
         client = self._bound()
         try:
-            answer = client.api.get_object(Bucket=self._location.bucket, Key=path, Range="bytes=0-0")
+            answer = self._ask(client, "get_object", Key=path, Range="bytes=0-0")
         except VENDOR_ERRORS as error:
             if error_code(error) == "InvalidRange":  # it has appeared, and is empty
                 answer = self._call("looking up", key, "get_object", Key=path)
@@ -433,7 +446,7 @@ class S3Store:
         with self._scratch() as (key, path):
             client = self._bound()
             try:
-                client.api.put_object(Bucket=self._location.bucket, Key=path, Body=b"right", ContentMD5=_md5(b"wrong"))
+                self._ask(client, "put_object", Key=path, Body=b"right", ContentMD5=_md5(b"wrong"))
             except VENDOR_ERRORS as error:
                 if error_code(error) in ("BadDigest", "InvalidDigest"):
                     return True
@@ -548,14 +561,15 @@ class _BodyReader:
     """Reads the body of an answer into memory: straight from the socket where urllib3 is as we know it, whose own ``readinto`` makes bytes
     and copies them, which costs as much again as the reading.
 
-    ``came`` tells after an error how many bytes of that call had come: nothing of a body that stalls or is cut is lost.
+    ``came`` tells after an error how many bytes of that call had come: nothing of a body that stalls or is cut is lost. ``total`` are the
+    bytes of all calls.
     """
 
     _errors: Any  # urllib3 gives it no type
     _socket: Any  # of whatever lies beneath
 
     def __init__(self, body: Any) -> None:
-        self.came = 0
+        self.came = self.total = 0
         raw = getattr(body, "_raw_stream", None)
         source, errors = getattr(raw, "_fp", None), getattr(raw, "_error_catcher", None)
         self._source: http.client.HTTPResponse | None = None
@@ -571,6 +585,7 @@ class _BodyReader:
         source = self._source
         if source is None:
             read: int = self._body.readinto(memory)
+            self.total += read
             return read
         with self._errors():  # makes the socket's errors urllib3's, and gives the connection back behind the last byte
             while self.came < len(memory):
@@ -578,6 +593,7 @@ class _BodyReader:
                 if not count:
                     break
                 self.came += count
+                self.total += count
         came, self.came = self.came, 0
         return came
 

@@ -21,6 +21,7 @@ from ..config import StoreConfig, environment_fingerprint
 from ..errors import UsageError, WrongCredentials
 from ..location import Location
 from .s3_errors import VENDOR_ERRORS, Address, redact, translate
+from .traffic import Traffic
 
 _DEFAULT_REGION = "us-east-1"  # what endpoints without regions expect in a signature
 
@@ -35,6 +36,7 @@ class Client:
     session: Any
     settings: StoreConfig
     profile: str | None
+    traffic: Traffic
     was_reached: bool = False
     facts: dict[tuple[str, str], bool] = field(default_factory=dict)
     fast: dict[str, Any] = field(default_factory=dict)  # bucket → what reads its ranges faster (s3_obstore), None for nothing
@@ -145,7 +147,9 @@ def _make(pid: int, location: Location, settings: StoreConfig) -> Client:
         raise translate(error, "connecting to", str(location), Address(settings.endpoint_url, profile)) from error
     except ValueError as error:
         raise UsageError(f"connecting to {location}: {error}") from error
-    return Client(pid, api, endpoint, session, settings, profile)
+    traffic = Traffic(endpoint, settings)
+    traffic.watch(api)
+    return Client(pid, api, endpoint, session, settings, profile, traffic)
 
 
 def _existing(ca_bundle: str | None) -> str | None:

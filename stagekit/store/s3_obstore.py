@@ -57,6 +57,7 @@ class FastReads:
         """The range, or ``None`` for any reason that may prevent it; then botocore is to be asked."""
         if self._failures >= _MOST_FAILURES or not _PLAIN_KEY.fullmatch(path):
             return None
+        self._client.traffic.begin(0, length)
         try:
             if if_match is None:
                 data = self._api.get_range(self._store, path, start=start, length=length)
@@ -65,6 +66,7 @@ class FastReads:
                 data = self._api.get(self._store, path, options=options).bytes()
         except Exception:
             return None
+        self._client.traffic.received(len(data))
         return memoryview(data) if len(data) == length else None
 
     def botocore_could(self) -> None:
