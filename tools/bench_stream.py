@@ -214,7 +214,7 @@ def bytes_out(running: Nginx, name: str, extension: str, size: int, batch: int, 
     if s5cmd is None:
         print(f"{name}: webdataset through pipe:s5cmd cat is not measured, since s5cmd is not installed", flush=True)
     else:
-        cat = f"{s5cmd} --no-sign-request --endpoint-url {running.fast_url} cat"
+        cat = f"AWS_REGION=us-east-1 {s5cmd} --no-sign-request --endpoint-url {running.fast_url} cat"
         rate = statistics.median(others(cat, [f"s3://bucket/{name}/{record.name}" for record in dataset.shards]) for _ in range(3))
         row(f"{name}: webdataset through pipe:s5cmd cat", rate, "samples/s")
         row(f"{name}: StreamLoader with obstore ÷ that", samples / found["plain auto"].s / rate)
