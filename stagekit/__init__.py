@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import StoreConfig as StoreConfig
+    from .copying import copy as copy
     from .dataset import Dataset as Dataset
     from .hooks.loop import Run as Run
     from .indexing import index as index
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .pruning import prune as prune
     from .publishing import ShardWriter as ShardWriter
     from .publishing import shard as shard
+    from .pushing import push as push
     from .report import info as info
     from .report import ls as ls
     from .staging import pull as pull
@@ -37,11 +39,13 @@ _HOMES = {
     "Run": "hooks.loop",
     "ShardWriter": "publishing",
     "StoreConfig": "config",
+    "copy": "copying",
     "index": "indexing",
     "info": "report",
     "ls": "report",
     "prune": "pruning",
     "pull": "staging",
+    "push": "pushing",
     "shard": "publishing",
     "shard_mds": "mds",
     "teardown": "verdict",

@@ -17,7 +17,9 @@ from .hub_cache import HubLink
 from .landing import Landing, is_filled, local_files, remove_file
 from .location import Location
 from .mounts import refuse_mount
+from .outgoing import announce
 from .pace import Pace
+from .parallel import each
 from .progress import Message, Progress, Subscriber, ignore
 from .runs.layout import Checkpoint, Selector, parse_reference
 from .runs.restore import damage_named, first_taken, stamp
@@ -27,7 +29,7 @@ from .store.base import Store
 from .store.extras import list_strictly
 from .store.paced import PacedStore
 from .transfer.bulk.base import Item, place_of
-from .transfer.bulk.builtin import Trust, file_checksum
+from .transfer.bulk.builtin import Trust, same_bytes
 from .transfer.bulk.choice import EngineName, choose
 from .transfer.bulk.fetching import fetch_items
 from .transfer.checksum import Checksum
@@ -264,18 +266,16 @@ def _linked(pulled: Pulled, link: HubLink | None, on_event: Subscriber) -> Pulle
 
 @dataclass(slots=True)
 class _There:
-    """What a filled target holds: files that are the same, files that differ, files that cannot be compared without the object's bytes,
-    and files that the source does not have."""
+    """What a filled target holds: files that are the same, files that differ, and files that the source does not have."""
 
     same: set[str]
     differing: set[str]
-    doubtful: set[str]
     strange: list[str]
 
 
 def _run(job: _Job) -> Pulled:
     filled = is_filled(job.target)
-    there = _compare(job) if filled else _There(set(), set(), set(), [])
+    there = _compare(job) if filled else _There(set(), set(), [])
     _refuse(job, there, filled)
     wanted = [item for item in job.items if item.path not in there.same]
     writes = {path: data for path, data in job.known.items() if path not in there.same}
@@ -304,7 +304,6 @@ def _run(job: _Job) -> Pulled:
                 stamp(landing.files, job.step)
             landing.reveal()
         else:
-            wanted = [item for item in wanted if not _turned_out_the_same(job, landing, item, there)]
             for path in removed:
                 remove_file(job.target, path)
             landing.merge([*(item.path for item in wanted), *writes])
@@ -355,29 +354,22 @@ def _static_unproven(items: Sequence[Item]) -> int:
 
 def _compare(job: _Job) -> _There:
     names = set(local_files(job.target))
-    found = _There(set(), set(), set(), [])
-    for item in job.items:
-        if item.path in names:
-            _sort_in(job.target / item.path, item, found)
+    found = _There(set(), set(), [])
+    trust = Trust()
+
+    def same(item: Item) -> bool:
+        path = job.target / item.path
+        return not path.is_symlink() and path.stat().st_size == item.size and same_bytes(job.store, item, path, trust)
+
+    there = [item for item in job.items if item.path in names]
+    for item, held in zip(there, each(same, there, threads=min(job.options.threads, 4)), strict=True):
+        (found.same if held else found.differing).add(item.path)
     for path, data in job.known.items():
         if path in names:
-            same = not (job.target / path).is_symlink() and (job.target / path).read_bytes() == data
-            (found.same if same else found.differing).add(path)
+            held = not (job.target / path).is_symlink() and (job.target / path).read_bytes() == data
+            (found.same if held else found.differing).add(path)
     found.strange = sorted(names - {item.path for item in job.items} - job.known.keys())
     return found
-
-
-def _sort_in(path: Path, item: Item, found: _There) -> None:
-    if path.is_symlink() or path.stat().st_size != item.size:
-        found.differing.add(item.path)
-        return
-    finding = file_checksum(path, item.expected, Trust()).finding
-    if finding == "proven":
-        found.same.add(item.path)
-    elif item.sha256 is not None:
-        found.differing.add(item.path)
-    else:  # an etag that differs may be no MD5: only the object's bytes can tell
-        found.doubtful.add(item.path)
 
 
 def _refuse(job: _Job, there: _There, filled: bool) -> None:
@@ -391,8 +383,11 @@ def _refuse(job: _Job, there: _There, filled: bool) -> None:
     paths = [*(item.path for item in job.items), *job.known]
     for path in paths:
         if path in there.differing:
-            raise _differs(job, path)
-        if path not in there.same and path not in there.doubtful:
+            raise UsageError(
+                f"{doing}: the directory is not empty and {path} differs; give a new or empty directory, remove this one, or have it "
+                "replaced with --delete"
+            )
+        if path not in there.same:
             if job.kind != "objects":
                 raise UsageError(
                     f"{doing}: the directory is not empty and {path} is missing; give a new or empty directory, or remove this one"
@@ -400,34 +395,6 @@ def _refuse(job: _Job, there: _There, filled: bool) -> None:
             parents = [path[:end] for end in range(len(path)) if path[end] == "/"]
             if blocked := strange.intersection(parents):
                 raise UsageError(f"{doing}: {min(blocked)} is a file or link there, and {path} would lie in it; remove it, or use --delete")
-
-
-def _differs(job: _Job, path: str) -> UsageError:
-    return UsageError(
-        f"pulling {job.name} to {job.target}: the directory is not empty and {path} differs; give a new or empty directory, remove this "
-        "one, or have it replaced with --delete"
-    )
-
-
-def _turned_out_the_same(job: _Job, landing: Landing, item: Item, there: _There) -> bool:
-    """Whether a file that could not be compared before is what has arrived. Raises ``UsageError`` when it is not and must stay."""
-    if item.path not in there.doubtful:
-        return False
-    plain = Item(item.key, item.path, item.size).expected
-    mine, theirs = (file_checksum(folder / item.path, plain, Trust()).digest for folder in (job.target, landing.files))
-    if mine == theirs:
-        (landing.files / item.path).unlink()
-        return True
-    if not job.options.delete:
-        raise _differs(job, item.path)
-    return False
-
-
-def announce(removed: Sequence[str], replaced: Sequence[str], where: str, on_event: Subscriber) -> None:
-    """Tell what ``--delete`` is about to do in ``where``, before it does anything."""
-    for paths, verb in ((removed, "removes"), (replaced, "replaces")):
-        if paths:
-            on_event(Message(f"--delete {verb} {format_count(len(paths))} in {where}: {', '.join(paths)}", "warning"))
 
 
 class Bar:

@@ -38,11 +38,13 @@ from .output import error_line
 # name → (module in this package, what it does). The sentence is the command's own first one, so that --help needs no import.
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "Tell what limits training on a data set from here: the link, the CPU, or the training step."),
+    "cp": ("cp", "Copy objects from one store to another, without a disk in between."),
     "demo": ("demo", "Show the whole path on real data: shard, stream, train, throw the machine away, resume."),
     "index": ("index", "Make existing WebDataset tars a data set, without rewriting them."),
     "info": ("info", "Tell what a data set, a run or a checkpoint holds."),
     "ls": ("ls", "List data sets, runs and checkpoints below a URL."),
     "pull": ("pull", "Copy a run's checkpoint, a data set or any prefix to a local directory, verified."),
+    "push": ("push", "Send a folder to a bucket, every file verified there."),
     "prune": ("prune", "Remove old checkpoints, and what dead machines left behind."),
     "resume": ("resume", "Tell how a run was last started, or start it here in the same way."),
     "run": ("run", "Run any training command with its checkpoints and logs kept in a bucket."),

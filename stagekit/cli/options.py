@@ -64,20 +64,20 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
 
 
 def bulk_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--engine --threads --limit-rate --delete``, which every command that copies many objects has."""
+    """Add ``--threads --limit-rate --delete``, which every command that copies many objects has."""
     for option in reversed(_BULK_OPTIONS):
         function = option(function)
     return function
 
 
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["auto", "builtin", "s5cmd", "rclone"]),
+    default="auto",
+    show_default=True,
+    help="What copies. Whichever it is, everything is verified afterwards.",
+)
 _BULK_OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
-    click.option(
-        "--engine",
-        type=click.Choice(["auto", "builtin", "s5cmd", "rclone"]),
-        default="auto",
-        show_default=True,
-        help="What copies. Whichever it is, everything is verified afterwards.",
-    ),
     click.option("--threads", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Requests at the same time."),
     click.option("--limit-rate", metavar="RATE", help="No more bytes a second than this, such as 20MB/s or 40Mbit/s."),
     click.option("--delete", is_flag=True, help="Make the target what the source is. What that removes or replaces is told first."),
@@ -148,4 +148,15 @@ def given(context: click.Context, *, only: Collection[str] = ()) -> list[str]:
 SIZE = Size()
 DURATION = Duration()
 
-__all__ = ["DURATION", "LOOKING_S", "SIZE", "STORE_OPTIONS", "Printer", "best_of", "bulk_options", "given", "store_options"]
+__all__ = [
+    "DURATION",
+    "LOOKING_S",
+    "SIZE",
+    "STORE_OPTIONS",
+    "Printer",
+    "best_of",
+    "bulk_options",
+    "engine_option",
+    "given",
+    "store_options",
+]

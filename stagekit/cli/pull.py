@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from ..config import StoreConfig
-from .options import bulk_options, store_options
+from .options import bulk_options, engine_option, store_options
 from .output import Printer
 
 
 @click.command()
 @click.argument("url")
 @click.argument("directory", type=click.Path())
+@engine_option
 @bulk_options
 @click.option("--link-hf", metavar="ORG/NAME", help="Make the copy known to Hugging Face's cache, for from_pretrained without a network.")
 @click.option("--allow-mount", is_flag=True, help="Accept a directory on a mounted bucket.")

@@ -28,7 +28,7 @@ from ..checksum import Expected
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One object and one file: ``key`` in the store, ``path`` (slashes, relative) on this machine, and what is known of the bytes."""
+    """One object, called ``key`` in the store, and ``path`` at the other end (slashes, relative); and what is known of its bytes."""
 
     key: str
     path: str

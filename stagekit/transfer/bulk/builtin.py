@@ -9,9 +9,8 @@ from pathlib import Path
 
 from ...errors import BadDigest, Conflict, OutOfSpace, SourceError
 from ...store.base import Data, Store
-from ..checksum import Checksum, EtagOfParts, Expected
+from ..checksum import Checksum, Expected
 from ..fetch import PIECE, fetch_pieces
-from ..put import part_size_for
 from .base import Item
 
 _READ = 4 * 2**20
@@ -99,13 +98,16 @@ def file_checksum(path: Path, expected: Expected, trust: Trust) -> Checksum:
     return checksum
 
 
-def file_etag(path: Path, size: int) -> str:
-    """The etag that the file gets when it is sent as we send it, to a store with MD5 etags."""
-    parts = part_size_for(size)
-    etag = EtagOfParts(parts, with_count=size > parts)
-    for data in file_pieces(path):
-        etag.update(data)
-    return etag.value
+def same_bytes(store: Store, item: Item, path: Path, trust: Trust) -> bool:
+    """Whether the local file, whose size is the object's, has its bytes: by a checksum where that tells, else by reading the object."""
+    checksum = file_checksum(path, item.expected, trust)
+    if checksum.finding == "proven" or item.sha256 is not None:
+        return checksum.finding == "proven"
+    plain = Expected(item.size)
+    theirs = Checksum(plain)
+    for data in pieces_of(store, item, threads=2):
+        theirs.update(data)
+    return file_checksum(path, plain, trust).digest == theirs.digest
 
 
 def file_pieces(path: Path) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from ...config import StoreConfig
 from ...errors import UsageError
 from .base import Engine, Item, Place
 from .rclone import Rclone, rclone_binary
@@ -29,7 +30,9 @@ def choose(
         raise UsageError(f"engine: {name!r} is none of {', '.join(ENGINES)}")
     if name == "rclone" or (name == "auto" and place is not None and place.location.scheme == "rclone"):
         _refuse(name, Rclone.refusal(place), doing)
-        return Rclone(threads=threads, bytes_per_s=bytes_per_s)
+        config = place.config if place is not None else StoreConfig()
+        rates = [rate for rate in (bytes_per_s, config.max_bytes_per_s) if rate is not None]
+        return Rclone(threads=threads, bytes_per_s=min(rates, default=None), requests_per_s=config.max_requests_per_s)
     if name == "s5cmd":
         _refuse(name, S5cmd.refusal(place) or ("it has no limit on the rate" if bytes_per_s is not None else None), doing)
         return S5cmd()

@@ -31,15 +31,17 @@ def rclone_binary() -> Path | None:
 
 
 class Rclone:
-    """See the module. ``threads`` are files at the same time, ``bytes_per_s`` is its limit."""
+    """See the module. ``threads`` are files at the same time, ``bytes_per_s`` and ``requests_per_s`` its limits."""
 
     name = "rclone"
 
-    def __init__(self, *, threads: int = 8, bytes_per_s: float | None = None) -> None:
+    def __init__(self, *, threads: int = 8, bytes_per_s: float | None = None, requests_per_s: float | None = None) -> None:
         self.complaint: str | None = None
         self._options = ["--transfers", str(threads), "--checkers", str(threads)]
         if bytes_per_s is not None:
             self._options += ["--bwlimit", f"{max(1, round(bytes_per_s))}B"]
+        if requests_per_s is not None:
+            self._options += ["--tpslimit", f"{requests_per_s:g}"]
 
     @staticmethod
     def refusal(place: Place | None) -> str | None:

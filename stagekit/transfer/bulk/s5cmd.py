@@ -51,6 +51,8 @@ class S5cmd:
             return "it reaches S3 alone"
         if place.config.addressing == "virtual":
             return "it cannot be told to address buckets by host name"
+        if place.config.max_bytes_per_s is not None or place.config.max_requests_per_s is not None:
+            return "it keeps to no limit on bytes or requests a second"
         return None
 
     @staticmethod
