@@ -33,6 +33,7 @@ from ..shards.index import Batch, FieldTotals
 from ..shards.plan import PlannedSample, folded, near_duplicates
 from ..shards.sample import member_name
 from .base import Bad, Listing, OnBad, Payload, Read
+from .compressed import is_compressed
 from .folder import SMALL
 from .ranges import START, InFile, Listed, Made, Part, Place, RowRange, Rows, RowSample, Run
 from .shelf import Disk, Shelf
@@ -41,6 +42,7 @@ from .table import BadRow, Row, Table, cannot_read, has_suffix, plain_name
 _EVERY = 256  # rows between two places that are remembered
 _BATCH = 256  # samples of one small field that are handed on together
 _BATCHED_BYTES = 16 * 1024
+_HELD_BYTES = 2**20  # of such samples, beyond which they are handed on however few they are
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,53 @@ class RowSource:
                     yield sample.key, error
             return
         sizes = iter(samples.file_sizes)
-        found = (read for run in samples.runs for read in self._read_run(run, sizes))
+        plain = self.as_it_is and not samples.file_sizes
+        found = (
+            read
+            for run in samples.runs
+            # A compressed file has no place to begin but its start, so whoever reads it goes on where the last shard ended.
+            for read in (self._read_lines(run) if plain and not is_compressed(run.part.path) else self._read_run(run, sizes))
+        )
         readers = self.shelf.readers if samples.file_sizes else 1
         yield from map(_call, found) if readers == 1 else each(_call, found, threads=readers)
+
+    def _read_lines(self, run: Run) -> Iterator[Read]:
+        """``_read_run`` for rows that are taken as they are, in a fraction of the time."""
+        part, left = run.part, run.count
+        self.unchanged(part)
+        passed = run.number - run.place.sample
+        number = run.place.row + passed
+        rows: list[bytes] = []
+        lines: list[int] = []
+        held = 0
+        for _, line, row in islice(self.rows(part, run.place), passed, passed + left):
+            rows.append(row)  # type: ignore[arg-type]  # such a table has no bad rows before they are parsed
+            lines.append(line)
+            held += len(rows[-1])
+            if len(rows) == _BATCH or held > _HELD_BYTES:
+                yield from self._parsed(part, number, rows, lines)
+                number, left = number + len(rows), left - len(rows)
+                rows, lines, held = [], [], 0
+        yield from self._parsed(part, number, rows, lines)
+        self.unchanged(part)
+        if left != len(rows):
+            raise _changed(part)
+
+    def _parsed(self, part: Part, first: int, rows: list[bytes], lines: list[int]) -> Iterator[Read]:
+        """The rows from number ``first`` on as samples, each compared with what JSON is."""
+        keys = [part.key(number) for number in range(first, first + len(rows))]
+        parse = self.table.values
+        begin = 0
+        for at, row in enumerate(rows):
+            try:
+                parse(row)
+            except BadRow as error:
+                if at > begin:
+                    yield Batch(keys[begin:at], "json", rows[begin:at])
+                yield keys[at], self.bad(part, lines[at], str(error))
+                begin = at + 1
+        if len(rows) > begin:
+            yield Batch(keys[begin:], "json", rows[begin:])
 
     def _read_run(self, run: Run, sizes: Iterator[int]) -> Iterator[Read | Callable[[], Read]]:
         """What ``read_in_order`` gives for ``run``. What takes files to be read comes as a function that reads them."""
