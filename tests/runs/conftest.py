@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -78,11 +80,21 @@ def make_run(store: FaultStore, events: Events, tmp_path: Path) -> Iterator[Call
 
     yield make
     for run in made:
-        run._drain_s = 0.5
+        run.finish_for_termination(0.5)
         try:
             run.close()
         except StagekitError:
             continue
+
+
+@pytest.fixture
+def no_reflinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system on which a file cannot be cloned, whatever this machine has: pinning links."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "no clones here")
+
+    monkeypatch.setattr(fcntl, "ioctl", refuse)
 
 
 def fill(directory: Path, content: bytes = b"weights") -> Path:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -38,10 +39,10 @@ def save(run: Run, tmp_path: Path, step: int, content: bytes | None = None, **op
 
 def stuck(run: Run) -> None:
     """Wait until everything that is pending was refused."""
-    uploader = run._uploader
-    assert uploader is not None
-    with uploader._changed:
-        assert uploader._changed.wait_for(uploader._is_stuck, 20)
+    deadline = time.monotonic() + 20
+    while len(run.status().errors) < len(run.status().pending) or run.status().sending is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def die(run: Run) -> None:
@@ -74,7 +75,8 @@ def test_files_are_verified_before_the_manifest_and_the_manifest_is_last(
     assert upload.wait(20)
     run.close()
     puts = [call.key for call in store.calls if call.operation == "put" and call.key.startswith("checkpoints/")]
-    folder = f"checkpoints/000000001200-000001-000001-{run._spool.session if run._spool else ''}/"
+    [checkpoint] = run.checkpoints()
+    folder = f"checkpoints/000000001200-000001-000001-{checkpoint.name.owner}/"
     assert sorted(puts[:2]) == [folder + "files/model.bin", folder + "files/sub/config.json"], "these go at once"
     assert puts[2:] == [folder + "manifest.json"]
     heads = [index for index, call in enumerate(store.calls) if call.operation == "head" and call.key.startswith(folder + "files/")]
@@ -83,7 +85,6 @@ def test_files_are_verified_before_the_manifest_and_the_manifest_is_last(
     assert max(heads) < manifest
     looks = [index for index, call in enumerate(store.calls) if (call.operation, call.key) == ("list", "owners/")]
     assert max(heads) < max(index for index in looks if index < manifest), "a fresh look comes right before the commit"
-    [checkpoint] = run.checkpoints()
     assert (checkpoint.step, checkpoint.epoch, dict(checkpoint.metrics)) == (1200, 3, {"loss": 0.5})
     assert checkpoint.files[0].sha256 == hashlib.sha256(b"weights of 1200").hexdigest()
     assert checkpoint.manifest.identity["numpy"]
@@ -176,13 +177,14 @@ def test_what_is_refused_is_not_hammered_raised_at_the_next_save_and_tried_with_
         run.close()
     assert steps(store) == [1]
     # The key was mended; the next start on this disk finishes it.
-    store._rules.clear()
+    store.clear()
     after = make_run()
     after.drain()
     assert steps(store) == [3, 2, 1]
     assert any("ended before step 2, 3 was in" in text for text in events.texts("warning"))
 
 
+@pytest.mark.usefixtures("no_reflinks")
 def test_a_file_that_was_rewritten_in_place_is_told_never_committed_and_made_up_for_by_the_next(
     store: FaultStore, make_run: Make, events: Events, tmp_path: Path
 ) -> None:
@@ -191,7 +193,6 @@ def test_a_file_that_was_rewritten_in_place_is_told_never_committed_and_made_up_
     store.act("put", gate, "run.json")
     source = fill(tmp_path / "out", os.urandom(2 * 2**20))
     run.submit(source, step=1)
-    run._spool._reflinks = False  # type: ignore[union-attr]
     assert gate.reached.wait(20)
     second = run.submit(source, step=2)
     with (source / "model.bin").open("r+b") as file:
@@ -420,7 +421,7 @@ def test_a_zombie_is_fenced_at_its_next_commit_and_keeps_its_local_data(store: F
         zombie.close()
     assert steps(store) == [1]
     assert [entry.step for entry in pending(tmp_path / "spool")] == [2, 3, 4]
-    assert f"owners/000001-{zombie._spool.session}.closed" not in {info.key for info in store.list("owners/")}  # type: ignore[union-attr]
+    assert not [info.key for info in store.list("owners/") if info.key.endswith(".closed")]
 
 
 def test_the_second_machine_is_told_and_newest_means_its_generation(
@@ -439,13 +440,12 @@ def test_the_second_machine_is_told_and_newest_means_its_generation(
 
 def test_a_backlog_is_no_reason_to_take_a_run_from_another_machine(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
     store.fail("put", Unreachable("no network"), "*/files/*", times=None)
-    first = make_run()
+    first = make_run(drain_s=0)
     save(first, tmp_path, 1)
     with pytest.raises(UploadFailed):
         first.drain(0.2)
-    first._uploader.stop()  # type: ignore[union-attr]  # as dead as it can be in this process
-    first._spool.close()  # type: ignore[union-attr]
-    store._rules.clear()
+    die(first)
+    store.clear()
     lease.take(store, "bbbbbbbb", ELSEWHERE, clock=lambda: 0.0)
     second = make_run()
     with pytest.raises(UploadFailed, match=r"since then process 77 on other-host \(generation 2\) writes to .*Its local copy is kept"):
@@ -469,9 +469,7 @@ def test_what_a_replaced_machine_left_is_kept_beside_what_was_trained_since(
     for step in (10, 11):  # more steps than the other machine has, and still not what training goes on from
         with suppress(Fenced):
             save(replaced, tmp_path, step)
-    with pytest.raises(UploadFailed):
-        replaced.close()
-    replaced._spool.close()  # type: ignore[union-attr]  # as dead as it can be in this process
+    die(replaced)
     later = make_run()
     later.drain()
     newest = later.latest()
@@ -521,23 +519,21 @@ def test_an_older_save_of_a_dead_process_does_not_pass_over_its_own_later_one(st
 
 def test_a_restart_sends_only_what_is_missing_and_aborts_its_own_uploads(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
     store.fail("put", Unreachable("no network"), "*/files/sub/config.json", times=None)
-    first = make_run()
+    first = make_run(drain_s=0)
     save(first, tmp_path, 1)
     with pytest.raises(UploadFailed):
         first.drain(0.3)
-    first._uploader.stop()  # type: ignore[union-attr]
-    first._spool.close()  # type: ignore[union-attr]
+    die(first)
     [entry] = pending(tmp_path / "spool")
     assert entry.name is not None
     aborted: list[str] = []
-    store.act("abort_upload", lambda call: aborted.append(call.key), times=None)
     others = CheckpointName(1, 1, 1, "bbbbbbbb")
     with ExitStack() as stack:
         stack.enter_context(suppress(StoreError))  # what an aborted upload says when it is completed
         for name in (others, entry.name):
             stack.enter_context(store.inner.multipart(name.file_key("x"), part_size=5))
-        store._rules[0].times = 0
-        store.calls.clear()
+        store.clear()
+        store.act("abort_upload", lambda call: aborted.append(call.key), times=None)
         second = make_run()
         second.drain()
         assert aborted == [entry.name.file_key("x")]
@@ -664,7 +660,7 @@ def test_newest_first_lets_go_of_an_older_one_that_is_on_its_way(store: FaultSto
     first = save(run, tmp_path, 1, os.urandom(80 * 2**20))
     assert gate.reached.wait(20)
     save(run, tmp_path, 2)
-    run._uploader.hurry()  # type: ignore[union-attr]
+    run.finish_for_termination(0)
     gate.opened.set()
     run.drain()
     assert first.state == "verified"
@@ -735,11 +731,11 @@ def test_a_manifest_that_is_there_with_other_content_is_a_conflict_not_overwritt
     store: FaultStore, make_run: Make, tmp_path: Path
 ) -> None:
     run = make_run()
-    run._begin()
-    assert run._spool is not None
-    key = CheckpointName(1, 1, 1, run._spool.session).manifest_key
-    store.put(key, b"somebody else's")
     save(run, tmp_path, 1)
+    run.drain()
+    key = CheckpointName(1, 2, 2, run.checkpoints()[0].name.owner).manifest_key
+    store.put(key, b"somebody else's")
+    save(run, tmp_path, 2)
     with pytest.raises(UploadFailed, match="exists already"):
         run.close()
     assert bytes(store.get(key)) == b"somebody else's"
