@@ -420,7 +420,7 @@ def test_an_etag_that_is_no_md5_is_found_out_and_one_that_tells_of_damage_believ
 
 
 def test_an_engine_is_chosen_by_number_and_size_or_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(Location.parse("s3://bucket/p"), StoreConfig(endpoint_url="https://x.example"))
+    place = Place(Location.parse("s3://bucket/p"), StoreConfig(endpoint_url="https://x.example", engine="botocore"))
     many = [Item(str(number), str(number), 4096) for number in range(choice.MANY + 1)]
 
     def chosen(engine: EngineName, place: Place | None, items: Sequence[Item], rate: float | None = None) -> str:
@@ -428,6 +428,7 @@ def test_an_engine_is_chosen_by_number_and_size_or_refused_by_name(monkeypatch: 
         return found.name if found is not None else "builtin"
 
     assert chosen("auto", place, many) == "s5cmd"
+    assert chosen("auto", replace(place, config=StoreConfig()), many) == "builtin"  # obstore is installed here
     assert chosen("auto", place, many[1:]) == "builtin"
     assert chosen("auto", place, [Item("a", "a", choice.SMALL)] * 10_000) == "builtin"
     assert chosen("auto", place, many, rate=1e6) == "builtin"

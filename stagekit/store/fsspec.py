@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, NoReturn
 
-from ..config import StoreConfig
+from ..config import StoreConfig, hub_endpoint
 from ..errors import (
     BucketNotFound,
     Conflict,
@@ -238,6 +238,8 @@ class FsspecStore:
         if self._is_s3:
             return {}
         found: dict[str, Any] = _implementation(self._location.scheme)._get_kwargs_from_urls(str(self._location))
+        if self._location.scheme == "hf" and (hub := hub_endpoint()):
+            found["endpoint"] = hub  # its package would ask the environment once, when it is imported
         return found
 
     def _root(self) -> str:
@@ -299,9 +301,15 @@ class FsspecStore:
 
     def _require_bucket(self, doing: str, key: str) -> None:
         """An empty answer and a missing bucket look alike to fsspec, and must not to anyone else."""
-        if not self._staging and not self._open().exists(self._location.bucket):
+        if self._staging:
+            return
+        what, name = "bucket", self._location.bucket
+        if self._location.scheme == "hf":  # org/name, or datasets/org/name
+            parts = [name, *self._location.path.split("/")]
+            what, name = "repository", "/".join(parts[: 3 if name in ("datasets", "spaces") else 2])
+        if not self._open().exists(name):
             raise BucketNotFound(
-                f"{doing} {self._name(key)}: there is no bucket {self._location.bucket!r}; check the name, the endpoint, or create it first"
+                f"{doing} {self._name(key)}: there is no {what} {name!r}; check the name, the endpoint, or create it first"
             )
 
     @contextmanager

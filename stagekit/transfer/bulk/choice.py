@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -23,8 +24,9 @@ def choose(
 ) -> Engine | None:
     """The engine for ``items``; ``None`` is the built-in one. Raises ``UsageError`` when the one that was asked for cannot do it.
 
-    ``auto`` takes rclone for rclone's own remotes; s5cmd, where it is installed, for many small objects (more than ``MANY``, of less than
-    ``SMALL`` bytes on average); and the built-in engine for everything else, and whenever there is a limit on the rate.
+    ``auto`` takes rclone for rclone's own remotes, and the built-in engine for everything else but one case: many small objects (more than
+    ``MANY``, of less than ``SMALL`` bytes on average) where obstore is not there to read them. Those are s5cmd's, unless a limit on the
+    rate forbids it.
     """
     if name not in ENGINES:
         raise UsageError(f"engine: {name!r} is none of {', '.join(ENGINES)}")
@@ -36,14 +38,16 @@ def choose(
     if name == "s5cmd":
         _refuse(name, S5cmd.refusal(place) or ("it has no limit on the rate" if bytes_per_s is not None else None), doing)
         return S5cmd()
-    if name == "auto" and prefers_s5cmd(items) and bytes_per_s is None and S5cmd.refusal(place) is None and s5cmd_binary() is not None:
-        return S5cmd()
-    return None
+    if place is None or not prefers_s5cmd(items, place.config) or bytes_per_s is not None:
+        return None
+    return S5cmd() if name == "auto" and S5cmd.refusal(place) is None and s5cmd_binary() is not None else None
 
 
-def prefers_s5cmd(items: Sequence[Item]) -> bool:
-    """Whether there are so many small objects that the requests cost more than the bytes."""
-    return len(items) > MANY and sum(item.size for item in items) < SMALL * len(items)
+def prefers_s5cmd(items: Sequence[Item], config: StoreConfig) -> bool:
+    """Whether there are so many small objects that the requests cost more than the bytes, and nothing here that makes many cheaply."""
+    if len(items) <= MANY or sum(item.size for item in items) >= SMALL * len(items):
+        return False
+    return config.engine != "auto" or importlib.util.find_spec("obstore") is None
 
 
 def _refuse(name: str, reason: str | None, doing: str) -> None:
