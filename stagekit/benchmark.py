@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .advice import stream_or_copy
 from .config import StoreConfig
 from .dataset import Dataset
 from .errors import UsageError
@@ -20,7 +22,7 @@ from .shards.index import block_digest
 from .store import Where
 from .store.base import Data
 from .transfer.fetch import Fetcher
-from .units import format_count, format_duration, format_rate, format_size
+from .units import check_whole, format_count, format_duration, format_rate, format_size
 
 Bottleneck = Literal["link", "decode", "step"]
 
@@ -33,7 +35,7 @@ class BenchReport:
 
     ``link_bytes`` is what parallel ranged reads bring in, ``cpu_samples`` what checking, unpacking and decoding make of bytes that are
     there, ``loader_samples`` what ``StreamLoader`` gives with all of it at once. ``first_batch_s`` is the time from making a loader to its
-    first batch, shuffled.
+    first batch, shuffled. ``epochs`` are those to come, where that was told, and ``free_bytes`` is the space in the current directory.
     """
 
     url: str
@@ -45,6 +47,8 @@ class BenchReport:
     cpu_samples: float
     loader_samples: float
     step_samples: float | None = None
+    epochs: int | None = None
+    free_bytes: int | None = None
 
     @property
     def link_samples(self) -> float:
@@ -77,15 +81,14 @@ class BenchReport:
     @property
     def advice(self) -> str:
         """Stream or copy, in a sentence with its numbers."""
-        size = format_size(self.bytes)
         if self.bottleneck == "link":
-            saved = self.stream_s - self.local_s
-            pays = math.floor(self.copy_s / saved) + 1
-            return (
-                f"streaming, an epoch takes {format_duration(self.stream_s)} ({size} at {format_rate(self.link_bytes)}); with the data "
-                f"here it would take {format_duration(self.local_s)}. From {pays} epochs on, copy it first (`stagekit pull`, {size} of "
-                "disk), or let cache_dir= and cache_limit= keep what was read"
-            )
+            return stream_or_copy(
+                size_bytes=self.bytes,
+                link_bytes_per_s=self.link_bytes,
+                local_s=self.local_s,
+                epochs=self.epochs,
+                free_bytes=self.free_bytes,
+            ).text
         what = "decoding" if self.bottleneck == "decode" else "the training step"
         more = self.link_samples * self.local_s / self.samples
         advice = f"stream: the link brings {more:.1f} times what {what} takes, so a copy of the data would gain nothing"
@@ -140,6 +143,7 @@ def bench(
     decode: bool = True,
     threads: int = 4,
     connections: int = 16,
+    epochs: int | None = None,
     store: StoreConfig | None = None,
     on_event: Subscriber = ignore,
     clock: Callable[[], float] = time.perf_counter,
@@ -149,12 +153,15 @@ def bench(
     Nothing is written. Digests are checked as in training. A data set that is read in less time is read once by each of the measurements.
 
     :param step_ms: milliseconds that a training step takes on one batch, to compare with; the training itself is not run
+    :param epochs: how many are to come, to tell whether a copy of the data would pay
     :param decode: decode fields by their extension, as ``StreamLoader`` does; else hand out bytes
     """
     if batch_size < 1:
         raise UsageError(f"batch_size: {batch_size} is below 1")
     if step_ms is not None and step_ms <= 0:
         raise UsageError(f"step_ms: {step_ms} is not above 0")
+    if epochs is not None:
+        check_whole(epochs, name="epochs", minimum=1)
     if seconds <= 0:
         raise UsageError(f"seconds: {seconds} is not above 0")
     from .torch.loader import StreamLoader
@@ -186,6 +193,8 @@ def bench(
         cpu_samples=cpu_samples,
         loader_samples=loader_samples,
         step_samples=None if step_ms is None else 1000 * batch_size / step_ms,
+        epochs=epochs,
+        free_bytes=None if epochs is None else shutil.disk_usage(".").free,
     )
 
 

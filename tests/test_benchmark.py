@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def test_a_thin_link_is_named_with_what_an_epoch_costs_and_when_copying_pays() -
 def test_copying_pays_only_after_the_epochs_that_it_costs() -> None:
     nearly = report(cpu_samples=125.0)  # 16,000 s an epoch of decoding, 20,000 s of link
     assert nearly.stream_s == 20_000
+    told = replace(nearly, epochs=3, free_bytes=10**12)
+    assert told.advice.startswith("stream: a copy pays from 6 epochs on, and 3 are to come; streaming, an epoch takes 5.6 h")
     assert nearly.local_s == 16_000
     assert "From 6 epochs on, copy it first" in nearly.advice  # 20,000 + 6 × 16,000 < 6 × 20,000
 

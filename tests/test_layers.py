@@ -27,6 +27,7 @@ LEVELS = {
     "parallel": 0,
     "pieces": 0,
     "pace": 0,
+    "advice": 0,
     "histogram": 0,
     "pickles": 0,
     # ground

@@ -12,6 +12,7 @@ from .output import Printer
 @click.command()
 @click.argument("url")
 @click.option("--step-ms", type=float, metavar="MS", help="What a training step takes on one batch, to compare with.")
+@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="How many are to come: tells whether a copy pays, and fits here.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, metavar="N", help="Samples in a batch.")
 @click.option("--seconds", "seconds", type=DURATION, default="10s", show_default=True, metavar="TIME", help="How long to measure.")
 @click.option("--threads", type=click.IntRange(min=1), default=4, show_default=True, metavar="N", help="That decode.")
@@ -21,6 +22,7 @@ from .output import Printer
 def command(
     url: str,
     step_ms: float | None,
+    epochs: int | None,
     batch_size: int,
     seconds: float,
     threads: int,
@@ -40,6 +42,7 @@ def command(
         url,
         batch_size=batch_size,
         step_ms=step_ms,
+        epochs=epochs,
         seconds=seconds,
         decode=not raw,
         threads=threads,
