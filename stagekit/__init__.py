@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .config import StoreConfig as StoreConfig
     from .copying import copy as copy
     from .dataset import Dataset as Dataset
+    from .diagnosis import doctor as doctor
     from .hooks.loop import Run as Run
     from .indexing import index as index
     from .location import Location as Location
@@ -40,6 +41,7 @@ _HOMES = {
     "ShardWriter": "publishing",
     "StoreConfig": "config",
     "copy": "copying",
+    "doctor": "diagnosis",
     "index": "indexing",
     "info": "report",
     "ls": "report",

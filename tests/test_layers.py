@@ -27,8 +27,10 @@ LEVELS = {
     "parallel": 0,
     "pieces": 0,
     "pace": 0,
+    "budget": 0,
     "advice": 0,
     "histogram": 0,
+    "facts": 0,
     "pickles": 0,
     # ground
     "store": 1,
@@ -59,6 +61,7 @@ LEVELS = {
     "copying": 4,
     "verification": 4,
     "verdict": 4,
+    "diagnosis": 4,
     "report": 4,
     # frameworks
     "torch": 5,

@@ -11,15 +11,21 @@ from click.core import ParameterSource
 
 from ..config import StoreConfig
 from ..errors import UsageError
-from ..units import parse_duration, parse_size
+from ..units import parse_duration, parse_rate, parse_size
 from .output import Printer, open_printer
+
+if TYPE_CHECKING:
+    _BytesType = click.ParamType[int]
+    _SecondsType = click.ParamType[float]
+else:  # generic at run time since click 8.2 only
+    _BytesType = _SecondsType = click.ParamType
 
 # Commands that only look give up within this time; those that move bytes keep trying for minutes.
 LOOKING_S = 8.0
 
 
 def store_options(*, retry_s: float | None = None, beside: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add ``--json --endpoint-url --profile --region --ca-bundle --anonymous``; the command gets ``store=`` and ``printer=`` for them.
+    """Add ``--json`` and the options of a ``StoreConfig``; the command gets ``store=`` and ``printer=`` for them.
 
     ``retry_s`` is the command's budget for repeating one call, in seconds, where it is another than ``StoreConfig``'s. ``beside``: another
     program prints to the same terminal, so that ours are lines that say whose they are.
@@ -35,11 +41,20 @@ def store_options(*, retry_s: float | None = None, beside: bool = False) -> Call
             region: str | None,
             ca_bundle: str | None,
             anonymous: bool,
+            max_requests_per_s: float | None,
+            max_bytes_per_s: int | None,
             **kwargs: Any,
         ) -> Any:
             settings: dict[str, Any] = {} if retry_s is None else {"retry_s": retry_s, "connect_timeout_s": min(4.0, retry_s)}
             store = StoreConfig(
-                endpoint_url=endpoint_url, profile=profile, region=region, ca_bundle=ca_bundle, anonymous=anonymous, **settings
+                endpoint_url=endpoint_url,
+                profile=profile,
+                region=region,
+                ca_bundle=ca_bundle,
+                anonymous=anonymous,
+                max_requests_per_s=max_requests_per_s,
+                max_bytes_per_s=max_bytes_per_s,
+                **settings,
             )
             with open_printer(as_json=json, beside=beside) as printer:
                 return function(*args, store=store, printer=printer, **kwargs)
@@ -51,6 +66,15 @@ def store_options(*, retry_s: float | None = None, beside: bool = False) -> Call
     return decorate
 
 
+class Rate(_BytesType):
+    """``20MB/s`` as whole bytes a second."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002 - click's signature
+        return round(parse_rate(value, name=param.opts[0] if param else "rate"))
+
+
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option(
         "--endpoint-url", metavar="URL", help="The S3 endpoint. [default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or S3_ENDPOINT_URL]"
@@ -59,6 +83,15 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--region", metavar="NAME", help="The region to sign for."),
     click.option("--ca-bundle", metavar="FILE", help="A PEM file for an endpoint with a certificate of its own."),
     click.option("--anonymous", is_flag=True, help="Send unsigned requests."),
+    click.option(
+        "--max-requests-per-s",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="N",
+        help="No more requests a second than this to one endpoint, from all processes of this machine that were told so.",
+    ),
+    click.option(
+        "--max-bytes-per-s", type=Rate(), metavar="RATE", help="The same for bytes in both directions, such as 10MB/s or 80Mbit/s."
+    ),
     click.option("--json", is_flag=True, help="One JSON object a line on standard output."),
 )
 
@@ -82,13 +115,6 @@ _BULK_OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = 
     click.option("--limit-rate", metavar="RATE", help="No more bytes a second than this, such as 20MB/s or 40Mbit/s."),
     click.option("--delete", is_flag=True, help="Make the target what the source is. What that removes or replaces is told first."),
 )
-
-
-if TYPE_CHECKING:
-    _BytesType = click.ParamType[int]
-    _SecondsType = click.ParamType[float]
-else:  # generic at run time since click 8.2 only
-    _BytesType = _SecondsType = click.ParamType
 
 
 class Size(_BytesType):
@@ -120,7 +146,7 @@ def best_of(text: str | None) -> tuple[str, str, int] | None:
     return metric, mode, int(count)
 
 
-STORE_OPTIONS = ("endpoint_url", "profile", "region", "ca_bundle", "anonymous")
+STORE_OPTIONS = ("endpoint_url", "profile", "region", "ca_bundle", "anonymous", "max_requests_per_s", "max_bytes_per_s")
 
 
 def given(context: click.Context, *, only: Collection[str] = ()) -> list[str]:

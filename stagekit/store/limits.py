@@ -66,7 +66,7 @@ class Limits:
 
 
 def limits_path(endpoint: str, home: Path) -> Path:
-    """The file below ``home`` for everybody here who talks to ``endpoint``. A new one after each boot, with which the clock starts again."""
+    """The file below ``home`` for everybody here who talks to ``endpoint``. A new one after each boot, with a new clock."""
     here = Process.current()
     name = hashlib.sha256(f"{endpoint}\n{here.host}\n{here.boot_id}".encode()).hexdigest()[:32]
     return home / "limits" / name

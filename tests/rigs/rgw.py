@@ -23,10 +23,11 @@ BINARIES = ("radosgw", "radosgw-admin", "ceph", "ceph-mon", "ceph-osd", "monmapt
 
 @dataclass(frozen=True)
 class Rgw:
-    """The gateway's two doors, with the same users and buckets behind them."""
+    """The gateway's two doors, with the same users and buckets behind them, and a second user, who may do nothing that no policy allows."""
 
     http: S3Server
     https: S3Server
+    guest: S3Server
 
     @property
     def http_url(self) -> str:
@@ -161,18 +162,23 @@ rgw gc processor period = 5
     run("ceph-osd", *conf, "-i", "0", "--mkfs", "--osd-uuid", osd)
     daemon("osd", "ceph-osd", "-f", "-i", "0")
 
-    access_key, secret_key = "RGW" + secrets.token_hex(8).upper(), secrets.token_hex(20)
     as_gateway = (*conf, "-n", "client.rgw", "--no-mon-config")
-    run(
-        *("radosgw-admin", *as_gateway, "user", "create", "--uid", "tester", "--display-name", "tester"),
-        *("--access-key", access_key, "--secret", secret_key, "--max-buckets", "0"),
-    )
+
+    def user(name: str) -> tuple[str, str]:
+        access_key, secret_key = "RGW" + secrets.token_hex(8).upper(), secrets.token_hex(20)
+        run(
+            *("radosgw-admin", *as_gateway, "user", "create", "--uid", name, "--display-name", name),
+            *("--access-key", access_key, "--secret", secret_key, "--max-buckets", "0"),
+        )
+        return access_key, secret_key
+
+    tester, guest = user("tester"), user("guest")
     radosgw = daemon("radosgw", "radosgw", "-f", "-n", "client.rgw", "--no-mon-config")
-    http = S3Server("rgw-http", f"http://127.0.0.1:{http_port}", access_key, secret_key)
-    https = S3Server("rgw-https", f"https://127.0.0.1:{https_port}", access_key, secret_key, str(certificates.authority))
+    http = S3Server("rgw-http", f"http://127.0.0.1:{http_port}", *tester)
+    https = S3Server("rgw-https", f"https://127.0.0.1:{https_port}", *tester, str(certificates.authority))
     for server in (http, https):
         wait_until(lambda server=server: gateway_answers(server), radosgw, f"radosgw at {server.endpoint_url}", 60)  # type: ignore[misc]
-    return Rgw(http, https)
+    return Rgw(http, https, S3Server("rgw-guest", http.endpoint_url, *guest))
 
 
 def accepts(port: int) -> bool:

@@ -1,0 +1,126 @@
+"""``stagekit doctor`` for real: this machine, a real mount, real stores, and endpoints that are dead."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stagekit.cli import main
+from stagekit.config import StoreConfig
+from stagekit.diagnosis import Diagnosis, doctor
+from stagekit.diagnosis.machine import Machine, look_at_machine
+from stagekit.errors import LocationError
+from stagekit.facts import Fact
+from stagekit.testing.proxy import FaultProxy, Hang
+
+from ..conftest import S3Place
+from ..rigs.fuse import FuseMount
+from ..rigs.servers import S3Server
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    """This one, looked at once."""
+    return look_at_machine()
+
+
+def fact(found: Diagnosis, name: str) -> Fact:
+    return next(one for one in found.facts if one.name == name)
+
+
+def test_this_machine(machine: Machine, tmp_path: Path) -> None:
+    import torch
+
+    assert machine.torch is not None
+    assert machine.torch.trouble is None
+    assert machine.torch.version == torch.__version__
+    assert machine.torch.available == torch.cuda.is_available()
+    assert machine.engines["botocore"]
+    assert machine.engines["rclone"]
+    assert machine.ram_bytes is not None
+    assert machine.ram_bytes > 1 << 28
+    found = doctor([tmp_path / "not" / "there"], machine=lambda: machine)
+    assert fact(found, "path").values["path"] == str(tmp_path / "not" / "there")
+    assert fact(found, "path").values["free_bytes"] > 0
+    assert [section.about for section in found.sections] == [""]
+
+
+def test_a_torch_that_hangs_is_not_waited_for() -> None:
+    found = look_at_machine(torch_s=0.01)
+    assert found.torch is not None
+    assert found.torch.trouble == "it was not imported within 0 s"
+
+
+def test_a_mounted_bucket_will_fail_and_its_url_is_told(fuse: FuseMount) -> None:
+    told = fuse.python(
+        "import sys; from stagekit.cli import main; sys.exit(main(['doctor', sys.argv[1], '--json']))", fuse.mount_point / "data"
+    )
+    assert told.returncode == 1, told.stderr
+    record = json.loads(told.stdout.splitlines()[-1])
+    found = next(one for one in record["sections"][0]["facts"] if one["name"] == "path")
+    assert (found["state"], found["class"], found["type"]) == ("bad", "refused", "fuse.rclone")
+    assert f"use s3://{fuse.bucket}/data instead" in found["advice"]
+
+
+def test_stores_are_asked_beside_each_other_and_nothing_is_left(any_s3: S3Place, machine: Machine) -> None:
+    found = doctor([f"{any_s3.url}/runs", any_s3.url], store=any_s3.config, machine=lambda: machine)
+    assert [section.about for section in found.sections] == ["", f"{any_s3.url}/runs", any_s3.url]
+    assert [one.state for section in found.sections[1:] for one in section.facts if one.state in ("bad", "unknown")] == []
+    assert "secret" not in "\n".join(found.lines)
+
+
+def test_a_dead_endpoint_is_told_within_ten_seconds(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as silent:  # takes connections and says nothing
+        config = StoreConfig(endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        found = doctor(["s3://bucket/x"], store=config, machine=lambda: machine)
+        assert time.monotonic() - began < 10
+    assert fact(found, "endpoint").state == "bad"
+    assert "sent nothing for 6.0 s" in fact(found, "endpoint").text
+    assert "wJalrXUtnFEMI" not in json.dumps(found.record)
+    assert "AKIAIOSFODNN7EXAMPLE" not in json.dumps(found.record)
+
+
+def test_an_endpoint_that_holds_a_request_for_ever_is_not_waited_for(
+    moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig], machine: Machine
+) -> None:
+    config = credentials_for(moto_server)
+    with FaultProxy(moto_server.endpoint_url) as proxy:
+        proxy.fault(Hang())
+        found = doctor(["s3://bucket/x"], store=replace(config, endpoint_url=proxy.endpoint_url), machine=lambda: machine, answer_s=0.2)
+    assert fact(found, "endpoint").text == "s3://bucket/x did not answer within 0.2 s"
+    assert "check the endpoint's name" in found.changes[0]
+
+
+def test_other_stores_are_asked_whether_they_answer(tmp_path: Path, machine: Machine) -> None:
+    found = doctor(["memory://somewhere"], machine=lambda: machine)
+    assert fact(found, "endpoint").state == "ok"
+    with pytest.raises(LocationError):
+        doctor(["s3:/bucket"], machine=lambda: machine)
+
+
+def test_the_command(
+    moto_server: S3Server,
+    credentials_for: Callable[[S3Server], StoreConfig],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, url = credentials_for(moto_server), f"s3://{moto_server.create_bucket()}"
+    options = ["--endpoint-url", str(config.endpoint_url), "--profile", str(config.profile)]
+    assert main(["doctor", url, "--read-only", *options]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("ok    software ")
+    assert url in out
+    assert any("not tried: nothing was to be written" in line for line in out)
+    assert main(["doctor", "s3://no-such-bucket-anywhere", "--json", *options]) == 1
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (record["event"], record["healthy"]) == ("diagnosis", False)
+    assert record["sections"][1]["facts"][0]["error"] == "BucketNotFound"
+    assert "there is no bucket" in record["changes"][0]

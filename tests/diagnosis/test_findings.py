@@ -1,0 +1,121 @@
+"""What numbers of a machine mean, without a machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stagekit.diagnosis.disks import Disk
+from stagekit.diagnosis.findings import disk_fact, generation, machine_facts
+from stagekit.diagnosis.machine import Gpu, Machine, Torch, _smi
+from stagekit.facts import Fact
+from stagekit.mounts import Judgement, Mount
+
+H200 = Gpu("NVIDIA H200", (9, 0), 150 * 10**9, "570.1")
+TORCH = Torch("2.9.1", "12.8", available=True, kernels=("sm_80", "sm_90", "sm_100"))
+MACHINE = Machine(
+    stagekit="1",
+    python="3.12.1",
+    system="Linux",
+    cores=16.0,
+    ram_bytes=256 * 10**9,
+    torch=TORCH,
+    gpus=(H200,),
+    open_files=1_000_000,
+    shm_bytes=8 * 10**9,
+    engines={"botocore": "1.43", "rclone": None},
+)
+
+
+def facts(machine: Machine) -> dict[str, Fact]:
+    return {fact.name: fact for fact in machine_facts(machine)}
+
+
+def test_a_good_machine_has_nothing_to_change() -> None:
+    found = facts(MACHINE)
+    assert {fact.state for fact in found.values()} == {"ok"}
+    assert found["gpu"].text == "1 × NVIDIA H200, Hopper (9.0), bf16 yes, 150 GB, driver 570.1"
+    assert found["memory"].text == "256 GB of RAM for 16 cores, 150 GB of VRAM"
+    assert found["engines"].text == "botocore 1.43; not installed: rclone"
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [((3, 7), "before Maxwell"), ((7, 0), "Volta"), ((7, 5), "Turing"), ((8, 6), "Ampere"), ((8, 9), "Ada"), ((12, 0), "Blackwell")],
+)
+def test_generations_go_by_compute_capability(capability: tuple[int, int], name: str) -> None:
+    assert generation(capability) == name
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "state", "words"),
+    [
+        ({"gpus": (Gpu("Tesla T4", (7, 5), 16 * 10**9),)}, "gpu", "note", "Tesla T4 has no bf16 units"),
+        ({"ram_bytes": 100 * 10**9}, "memory", "note", "less RAM than VRAM"),
+        ({"ram_bytes": None}, "memory", "unknown", None),
+        ({"open_files": 1024}, "limits", "note", "ulimit -n 65536"),
+        ({"shm_bytes": 64 << 20}, "limits", "note", "--shm-size=8g"),
+        ({"torch": None}, "torch", "note", "install PyTorch"),
+        ({"torch": Torch("2.9", trouble="it was not imported within 40 s")}, "torch", "bad", "repair PyTorch"),
+        ({"torch": Torch("2.9+cpu")}, "torch", "bad", "it was built for the CPU"),
+        ({"torch": Torch("2.9", "13.0")}, "torch", "bad", "CUDA 13.0 does not work with this driver"),
+        ({"torch": replace(TORCH, kernels=("sm_70", "sm_80"))}, "torch", "bad", "no code for sm_90"),
+        ({"torch": replace(TORCH, kernels=("sm_70", "compute_80"))}, "torch", "ok", None),
+        ({"torch": replace(TORCH, kernels=("gfx942",))}, "torch", "ok", None),
+        ({"gpus": ()}, "gpu", "note", None),
+    ],
+)
+def test_what_stands_in_the_way_is_told(change: dict[str, object], name: str, state: str, words: str | None) -> None:
+    fact = facts(replace(MACHINE, **change))[name]  # type: ignore[arg-type]  # the fields are parameters
+    assert fact.state == state
+    assert (fact.advice is None) == (words is None)
+    assert words is None or words in str(fact.advice)
+
+
+def test_nvidia_smi_is_read_line_by_line() -> None:
+    text = "NVIDIA H200, 9.0, 143771, 570.86.15\nNVIDIA A100, [N/A], [N/A], 570.86.15\nno line of its\n"
+    assert _smi(text) == (Gpu("NVIDIA H200", (9, 0), 143771 << 20, "570.86.15"), Gpu("NVIDIA A100", None, None, "570.86.15"))
+    assert _smi(None) == ()
+
+
+def mount(type_: str, source: str = "source") -> Mount:
+    return Mount(1, 0, "0:1", "/", "/mnt", "rw", type_, source, "rw")
+
+
+FINE = Disk(Path("/data"), Path("/data"), Judgement("fine", "", mount("ext4")), "nvme", 50 * 10**9, 100 * 10**9, True)
+
+
+@pytest.mark.parametrize(
+    ("disk", "state", "words"),
+    [
+        (FINE, "ok", None),
+        (replace(FINE, free_bytes=2 * 10**9), "note", "less than 10.7 GB is left"),
+        (replace(FINE, free_bytes=10**8), "bad", "a checkpoint will not fit"),
+        (replace(FINE, writable=False), "bad", "give yourself the right to write in /data"),
+        (replace(FINE, free_bytes=None), "unknown", None),
+        (replace(FINE, judged=Judgement("warned", "a network volume", mount("fuse", "mfs#x"))), "note", "right for output"),
+        (
+            replace(FINE, judged=Judgement("warned", "a network volume", mount("fuse", "mfs#x")), total_bytes=10**15),
+            "note",
+            "1.00 PB is the size of the whole cluster",
+        ),
+        (
+            replace(FINE, judged=Judgement("refused", "a store behind FUSE", mount("fuse.rclone")), url="s3://bucket/data"),
+            "bad",
+            "use s3://bucket/data instead of /data",
+        ),
+        (replace(FINE, judged=Judgement("refused", "it does not answer", mount("nfs4"), silent=True)), "bad", "umount -l /mnt"),
+    ],
+)
+def test_what_a_disk_means(disk: Disk, state: str, words: str | None) -> None:
+    fact = disk_fact(disk, "path", must_write=True)
+    assert fact.state == state
+    assert "/data" in fact.text
+    assert (fact.advice is None) == (words is None)
+    assert words is None or words in str(fact.advice)
+
+
+def test_who_only_reads_needs_no_right_to_write() -> None:
+    assert disk_fact(replace(FINE, writable=False), "path", must_write=False).state == "ok"
