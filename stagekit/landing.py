@@ -124,6 +124,11 @@ class Landing:
                 "make space or choose another disk"
             )
 
+    @property
+    def held_bytes(self) -> int:
+        """What earlier tries have brought, which stays until the target is there."""
+        return sum((self.files / path).lstat().st_size for path in local_files(self.files))
+
     def _verified(self) -> dict[str, tuple[str, str]]:
         """path → etag and digest. A line that a killed process left half is no line."""
         found: dict[str, tuple[str, str]] = {}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from .config import StoreConfig
+from .budget import pinned_bytes, promised, promised_bytes
+from .config import StoreConfig, cache_directory
 from .contents import checkpoint_at, kind_of, nothing, refuse_selector
 from .dataset import with_shards
-from .errors import BadDigest, CheckpointError, Conflict, InvalidReply, ManifestError, NotFound, StoreError, UsageError
+from .errors import BadDigest, CheckpointError, Conflict, InvalidReply, ManifestError, NotFound, OutOfSpace, StoreError, UsageError
 from .hub_cache import HubLink
 from .landing import Landing, is_filled, local_files, remove_file
 from .location import Location
@@ -28,12 +30,13 @@ from .store import Where, open_store
 from .store.base import Store
 from .store.extras import list_strictly
 from .store.paced import PacedStore
+from .stream.cache import give_way
 from .transfer.bulk.base import Item, place_of
 from .transfer.bulk.builtin import Trust, same_bytes
 from .transfer.bulk.choice import EngineName, choose
 from .transfer.bulk.fetching import fetch_items
 from .transfer.checksum import Checksum
-from .units import format_count, format_size, parse_rate
+from .units import format_count, format_size, parse_rate, parse_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class _Options:
     threads: int
     delete: bool
     bytes_per_s: float | None
+    disk_bytes: int | None
     on_event: Subscriber
 
 
@@ -118,6 +122,7 @@ def pull(
     delete: bool = False,
     limit_rate: str | float | None = None,
     link_hf: str | None = None,
+    disk: str | int | None = None,
     store: StoreConfig | None = None,
     threads: int = 8,
     allow_mount: bool = False,
@@ -139,6 +144,10 @@ def pull(
     ``limit_rate`` (``"20MB/s"``) bounds the bytes a second. ``link_hf="org/name"`` makes the copy known to Hugging Face's cache, so that
     ``from_pretrained("org/name")`` finds it offline.
 
+    ``disk`` (``"80GiB"``) is one budget for what pulls in progress, cached blocks and pinned checkpoints take of this machine. Blocks give
+    way, and while the pull runs no more are added than fit beside it; that is told. Checkpoints never do: what does not fit beside them
+    raises ``OutOfSpace`` before the first byte.
+
     A run that has no checkpoint yet, or cannot be seen, or has none that is whole, raises, so that a script stops before it trains from
     scratch. ``allow_fresh`` accepts that with a warning: nothing is copied, and ``step`` of the result is ``None``.
 
@@ -154,7 +163,7 @@ def pull(
         on_event(Message(judged.warning, "warning"))
     link = HubLink.parse(link_hf) if link_hf is not None else None
     bytes_per_s = rate_of(limit_rate)
-    options = _Options(engine, threads, delete, bytes_per_s, on_event)
+    options = _Options(engine, threads, delete, bytes_per_s, parse_size(disk, name="disk") if disk is not None else None, on_event)
     url: Where = where
     selector: Selector = "latest"
     if isinstance(where, str):
@@ -289,16 +298,17 @@ def _run(job: _Job) -> Pulled:
     with Landing(job.target, job.name) as landing:
         missing = landing.missing(wanted, also=writes, threads=min(job.options.threads, 4))
         needed = sum(item.size for item in missing) + sum(map(len, writes.values()))
-        landing.require(needed, what=job.name)
-        try:
-            engine, arrived_unproven = _fetch(job, landing, missing)
-        except (NotFound, BadDigest, Conflict, InvalidReply):
-            if job.kind == "checkpoint":
-                landing.clear()
-            raise
-        unproven += arrived_unproven - _static_unproven(missing)
-        for path, data in writes.items():
-            landing.write(path, data)
+        with _budgeted(job, needed + landing.held_bytes):
+            landing.require(needed, what=job.name)
+            try:
+                engine, arrived_unproven = _fetch(job, landing, missing)
+            except (NotFound, BadDigest, Conflict, InvalidReply):
+                if job.kind == "checkpoint":
+                    landing.clear()
+                raise
+            unproven += arrived_unproven - _static_unproven(missing)
+            for path, data in writes.items():
+                landing.write(path, data)
         if not filled:
             if job.step is not None:
                 stamp(landing.files, job.step)
@@ -310,6 +320,30 @@ def _run(job: _Job) -> Pulled:
             if job.step is not None:
                 stamp(job.target, job.step)
     return _result(job, needed, unproven, len(removed), engine)
+
+
+@contextmanager
+def _budgeted(job: _Job, size: int) -> Iterator[None]:
+    """Take ``size`` bytes of the budget within the block, after cached blocks went where that is needed."""
+    limit = job.options.disk_bytes
+    if limit is None:
+        yield
+        return
+    with promised(limit, size):  # first, so that nothing is cached any more in what is about to be counted
+        pinned = pinned_bytes()
+        pulls = promised_bytes()
+        removed, cached = give_way(cache_directory(), max(0, limit - pulls - pinned))
+        if removed:
+            job.options.on_event(
+                Message(f"{format_size(removed)} of cached blocks gave way to {job.name}; they are fetched again when needed")
+            )
+        if pulls + pinned + cached > limit:
+            raise OutOfSpace(
+                f"pulling {job.name} to {job.target} needs {format_size(size)}, and of the {format_size(limit)} that --disk allows "
+                f"{format_size(max(0, limit - (pulls - size) - pinned - cached))} are left: pinned checkpoints hold {format_size(pinned)}, "
+                f"cached blocks in use {format_size(cached)}, other pulls {format_size(pulls - size)}; raise it, or wait for them"
+            )
+        yield
 
 
 def _fetch(job: _Job, landing: Landing, missing: Sequence[Item]) -> tuple[str, int]:

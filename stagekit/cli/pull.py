@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..config import StoreConfig
-from .options import bulk_options, engine_option, store_options
+from .options import SIZE, bulk_options, engine_option, store_options
 from .output import Printer
 
 
@@ -14,6 +14,9 @@ from .output import Printer
 @click.argument("directory", type=click.Path())
 @engine_option
 @bulk_options
+@click.option(
+    "--disk", type=SIZE, metavar="SIZE", help="One budget for pulls in progress, cached blocks and pinned checkpoints, such as 80GiB."
+)
 @click.option("--link-hf", metavar="ORG/NAME", help="Make the copy known to Hugging Face's cache, for from_pretrained without a network.")
 @click.option("--allow-mount", is_flag=True, help="Accept a directory on a mounted bucket.")
 @click.option("--strict", is_flag=True, help="Stop at a damaged checkpoint instead of taking the next older one.")
@@ -26,6 +29,7 @@ def command(
     threads: int,
     limit_rate: str | None,
     delete: bool,
+    disk: int | None,
     link_hf: str | None,
     allow_mount: bool,
     strict: bool,
@@ -47,6 +51,7 @@ def command(
         engine=engine,  # type: ignore[arg-type]  # click lets no other word through
         delete=delete,
         limit_rate=limit_rate,
+        disk=disk,
         link_hf=link_hf,
         store=store,
         threads=threads,

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..budget import left_to_cache
 from ..errors import UsageError
 from ..location import Location
 from ..mounts import refuse_mount
@@ -219,13 +220,15 @@ class Cache:
 
     def _make_room(self, ledger: _Ledger, size: int) -> bool:
         """Whether ``size`` more bytes fit, after others' blocks went where that is needed."""
-        if ledger.held + size <= self.limit:
+        left = left_to_cache()
+        limit = self.limit if left is None else min(self.limit, left)
+        if ledger.held + size <= limit:
             return True
-        self._evict(ledger, self.limit - size, self._candidates)
-        if ledger.held + size > self.limit and (self._counted_at is None or self._clock() - self._counted_at >= _COUNT_AGAIN_S):
+        self._evict(ledger, limit - size, self._candidates)
+        if ledger.held + size > limit and (self._counted_at is None or self._clock() - self._counted_at >= _COUNT_AGAIN_S):
             self._count(ledger)
-            self._evict(ledger, self.limit - size, self._candidates)
-        return ledger.held + size <= self.limit
+            self._evict(ledger, limit - size, self._candidates)
+        return ledger.held + size <= limit
 
     def _evict(self, ledger: _Ledger, target: int, candidates: list[_File]) -> None:
         """Remove ``candidates``, which are drawn off, until no more than ``target`` bytes are held."""
@@ -255,6 +258,30 @@ class Cache:
                     others += found
         ledger.held = held
         self._candidates = _oldest_first(others)
+
+
+def give_way(directory: Path, target: int) -> tuple[int, int]:
+    """Remove blocks of the cache in ``directory``, longest unused first and none that is being read, until it holds ``target`` bytes.
+
+    Returns the bytes removed, and those still held, with what is being written. A directory without a cache holds none.
+    """
+    if not (directory / "ledger").exists():
+        return 0, 0
+    with _Ledger.of(directory.resolve()).locked() as ledger:
+        before = ledger.held
+        blocks = [
+            one
+            for folder in os.scandir(directory)
+            if _NAME.fullmatch(folder.name)
+            for one in _entries(Path(folder.path))
+            if _NAME.fullmatch(one.path.name)
+        ]
+        for one in _oldest_first(blocks):
+            if ledger.held <= target:
+                break
+            with suppress(OSError):
+                _remove(ledger, one.path, unless_read=True)
+        return before - ledger.held, ledger.held
 
 
 class CachedFetch:
