@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from .advice import stream_or_copy
@@ -21,6 +21,7 @@ from .progress import Message, Subscriber, ignore
 from .shards.index import block_digest
 from .store import Where
 from .store.base import Data
+from .store.usage import Usage, price_text, usages
 from .transfer.fetch import Fetcher
 from .units import check_whole, format_count, format_duration, format_rate, format_size
 
@@ -36,6 +37,7 @@ class BenchReport:
     ``link_bytes`` is what parallel ranged reads bring in, ``cpu_samples`` what checking, unpacking and decoding make of bytes that are
     there, ``loader_samples`` what ``StreamLoader`` gives with all of it at once. ``first_batch_s`` is the time from making a loader to its
     first batch, shuffled. ``epochs`` are those to come, where that was told, and ``free_bytes`` is the space in the current directory.
+    ``usage`` is what the measurement asked of the store, and ``price_per_gb`` what a gigabyte costs that leaves it.
     """
 
     url: str
@@ -49,6 +51,8 @@ class BenchReport:
     step_samples: float | None = None
     epochs: int | None = None
     free_bytes: int | None = None
+    usage: Usage = field(default_factory=Usage)
+    price_per_gb: float | None = None
 
     @property
     def link_samples(self) -> float:
@@ -110,7 +114,15 @@ class BenchReport:
             f"first batch      after {format_duration(self.first_batch_s)}",
             f"bottleneck       {words[self.bottleneck]}: an epoch takes {format_duration(self.stream_s)}",
             f"advice           {self.advice}",
+            *self._traffic_lines(),
         ]
+
+    def _traffic_lines(self) -> list[str]:
+        lines = [f"this bench       {self.usage}{price_text(self.usage, self.price_per_gb)}"] if self.usage else []
+        if self.price_per_gb is not None:
+            cost = Usage(received_bytes=self.bytes).cost(self.price_per_gb)
+            lines.append(f"an epoch costs   {cost:,.2f} streamed, {format_size(self.bytes)} at {self.price_per_gb:g} a GB")
+        return lines
 
     @property
     def record(self) -> dict[str, Any]:
@@ -131,6 +143,8 @@ class BenchReport:
             "epoch_with_local_data_s": self.local_s,
             "copy_s": self.copy_s,
             "advice": self.advice,
+            "usage": asdict(self.usage),
+            "epoch_cost": None if self.price_per_gb is None else Usage(received_bytes=self.bytes).cost(self.price_per_gb),
         }
 
 
@@ -144,6 +158,7 @@ def bench(
     threads: int = 4,
     connections: int = 16,
     epochs: int | None = None,
+    price_per_gb: float | None = None,
     store: StoreConfig | None = None,
     on_event: Subscriber = ignore,
     clock: Callable[[], float] = time.perf_counter,
@@ -154,6 +169,7 @@ def bench(
 
     :param step_ms: milliseconds that a training step takes on one batch, to compare with; the training itself is not run
     :param epochs: how many are to come, to tell whether a copy of the data would pay
+    :param price_per_gb: what a gigabyte costs that leaves the store, to tell what an epoch costs
     :param decode: decode fields by their extension, as ``StreamLoader`` does; else hand out bytes
     """
     if batch_size < 1:
@@ -166,6 +182,7 @@ def bench(
         raise UsageError(f"seconds: {seconds} is not above 0")
     from .torch.loader import StreamLoader
 
+    before = sum(usages().values(), Usage())
     dataset = Dataset(url, store=store, on_event=on_event)
     on_event(Message("measuring the loader"))
     began = clock()
@@ -195,6 +212,8 @@ def bench(
         step_samples=None if step_ms is None else 1000 * batch_size / step_ms,
         epochs=epochs,
         free_bytes=None if epochs is None else shutil.disk_usage(".").free,
+        usage=sum(usages().values(), Usage()) - before,
+        price_per_gb=price_per_gb,
     )
 
 

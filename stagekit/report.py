@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice, pairwise
 from typing import Any, Literal
 
@@ -17,11 +17,13 @@ from .publishing.destination import is_probe
 from .runs import catalog, known_runs, spool
 from .runs.catalog import Catalog
 from .runs.layout import CHECKPOINTS, RUN_JSON, Checkpoint, CheckpointName, RunRecord, metrics_to_json, parse_reference
+from .runs.traffic import recorded
 from .shards.index import index_from_bytes
 from .shards.manifest import MANIFEST, Manifest, ShardRecord, index_name
 from .store import Where, open_store
 from .store.base import Store
 from .store.below import Below
+from .store.usage import Usage, price_text
 from .units import format_count, format_size
 
 # Files that Python would execute when it loads them, by the endings that trainers use.
@@ -149,7 +151,7 @@ class FieldInfo:
 class DatasetInfo:
     """What a data set holds. ``peek`` has the first samples: key and, per field, size and the beginning of what is text. ``elsewhere`` has
     the URLs of shards that were indexed where they lie. ``sizes`` counts samples by what they take in a tar, headers included, over
-    ``sized_shards`` shards that are spread over the data set.
+    ``sized_shards`` shards that are spread over the data set. ``price_per_gb`` is what a gigabyte costs that leaves the store.
     """
 
     url: str
@@ -163,6 +165,7 @@ class DatasetInfo:
     elsewhere: tuple[str, ...] = ()
     sizes: tuple[Bucket, ...] = ()
     sized_shards: int = 0
+    price_per_gb: float | None = None
     kind: Literal["dataset"] = field(default="dataset", init=False)
 
     @property
@@ -175,6 +178,9 @@ class DatasetInfo:
             f"size       {format_size(self.bytes)} in {_plural(self.shards, 'shard')} of about {format_size(average)}",
             f"digest     {self.digest}",
         ]
+        if self.price_per_gb is not None:
+            cost = Usage(received_bytes=self.bytes).cost(self.price_per_gb)
+            lines.append(f"price      {cost:,.2f} for each time it is read ({format_size(self.bytes)} at {self.price_per_gb:g} a GB)")
         if self.elsewhere:
             shown = f"{format_count(len(self.elsewhere))} of {_plural(self.shards, 'shard')}, the first at {self.elsewhere[0]}"
             lines.append(f"elsewhere  {shown}")
@@ -301,7 +307,8 @@ class AttemptInfo:
 @dataclass(frozen=True, slots=True)
 class RunInfo:
     """What a run holds. ``unfinished`` are attempts that were never committed, ``damaged`` those whose manifest is unusable. ``pending``
-    is what this machine, and no other, has not sent yet.
+    is what this machine, and no other, has not sent yet. ``traffic`` is what ``trainings`` that have finished asked of each store, by URL;
+    ``price_per_gb`` turns what they received into money.
     """
 
     url: str
@@ -311,6 +318,9 @@ class RunInfo:
     unfinished: tuple[AttemptInfo, ...]
     damaged: tuple[str, ...]
     pending: tuple[PendingInfo, ...] = ()
+    traffic: Mapping[str, Usage] = field(default_factory=dict)
+    trainings: int = 0
+    price_per_gb: float | None = None
     kind: Literal["run"] = field(default="run", init=False)
 
     @property
@@ -326,26 +336,43 @@ class RunInfo:
         lines.extend(f"pending    {one.line}" for one in self.pending)
         lines.extend(f"unfinished {one.line}" for one in self.unfinished)
         lines.extend(f"damaged    {problem}" for problem in self.damaged)
+        lines.extend(f"traffic    {line}" for line in self._traffic_lines())
         pickles = sorted({file.path for one in self.checkpoints for file in one.files if file.pickle})
         if pickles:
             lines.append(f"pickles    {', '.join(pickles[:8])}{' …' if len(pickles) > 8 else ''} (loading them runs code)")
         return lines
+
+    def _traffic_lines(self) -> Iterator[str]:
+        for place, usage in self.traffic.items():
+            yield f"{place}: {usage}{price_text(usage, self.price_per_gb)}"
+        if len(self.traffic) > 1:
+            total = sum(self.traffic.values(), Usage())
+            yield f"together, of {_plural(self.trainings, 'training')} that finished: {total}{price_text(total, self.price_per_gb)}"
 
     @property
     def record(self) -> dict[str, Any]:
         """The same as plain values; checkpoints without their files."""
         checkpoints = [{key: value for key, value in one.record.items() if key != "files"} for one in self.checkpoints]
         values = {name: getattr(self, name) for name in ("url", "kind", "created_s", "bytes")}
+        values |= {"trainings": self.trainings, "traffic": {place: asdict(usage) for place, usage in self.traffic.items()}}
+        if self.price_per_gb is not None:
+            values["cost"] = sum(self.traffic.values(), Usage()).cost(self.price_per_gb)
         values |= {"unfinished": [asdict(one) for one in self.unfinished], "pending": [asdict(one) for one in self.pending]}
         return {**values, "damaged": list(self.damaged), "checkpoints": checkpoints}
 
 
 def info(
-    where: Where, *, peek: int = 0, store: StoreConfig | None = None, on_event: Subscriber = ignore
+    where: Where,
+    *,
+    peek: int = 0,
+    price_per_gb: float | None = None,
+    store: StoreConfig | None = None,
+    on_event: Subscriber = ignore,
 ) -> DatasetInfo | RunInfo | CheckpointInfo:
     """What a data set, a run, or one checkpoint of a run (``RUN@1200``, ``RUN@latest``, ``RUN@best``) holds.
 
-    ``peek`` samples of a data set are read as well. Raises ``ManifestError`` when neither lies there.
+    ``peek`` samples of a data set are read as well. ``price_per_gb`` is what a gigabyte costs that leaves the store: with it, reading the
+    data set and what the run's trainings received have a price. Raises ``ManifestError`` when neither lies there.
 
     Example: ``stagekit.info("s3://bucket/digits").samples``.
     """
@@ -357,9 +384,9 @@ def info(
     opened = open_store(where, store, on_event=on_event)
     kind = kind_of(opened)
     if kind == "dataset":
-        return _dataset_info(opened, where, peek, store)
+        return replace(_dataset_info(opened, where, peek, store), price_per_gb=price_per_gb)
     if kind == "run":
-        return _run_info(opened)
+        return _run_info(opened, price_per_gb)
     raise nothing(opened, "looking at")
 
 
@@ -420,7 +447,7 @@ def _preview(sample: Mapping[str, Any]) -> dict[str, str]:
     return shown
 
 
-def _run_info(opened: Store) -> RunInfo:
+def _run_info(opened: Store, price_per_gb: float | None) -> RunInfo:
     url = str(opened.location)
     try:
         created_s: float | None = RunRecord.from_bytes(bytes(opened.get(RUN_JSON)), source=f"{url}/{RUN_JSON}").created_s
@@ -436,6 +463,8 @@ def _run_info(opened: Store) -> RunInfo:
         tuple(AttemptInfo(name.step, name.generation, _delivered(opened, name)) for name in reversed(found.uncommitted)),
         tuple(str(error) for _, error in reversed(found.damaged)),
         tuple(_pending(url)),
+        *recorded(opened),
+        price_per_gb,
     )
 
 

@@ -14,6 +14,7 @@ from stagekit.cli import main
 from stagekit.errors import ManifestError, UsageError
 from stagekit.progress import Event, Message
 from stagekit.store.directory import DirectoryStore
+from stagekit.store.usage import Usage
 
 from .stream.build import build, numbered
 
@@ -146,3 +147,12 @@ def test_the_command_prints_for_people_and_for_programs(data: Path, capsys: pyte
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (record["event"], record["bottleneck"], record["step_samples_per_s"]) == ("bench", "step", 8.0)
     assert record["samples"] == 40
+
+
+def test_a_price_tells_what_an_epoch_costs() -> None:
+    found = report(usage=Usage(10, 0, 500_000_000), price_per_gb=0.1)
+    assert found.lines[-2] == "this bench       10 requests, 0 B sent, 500 MB received, costs 0.05"
+    assert found.lines[-1] == "an epoch costs   20.00 streamed, 200 GB at 0.1 a GB"
+    assert found.record["epoch_cost"] == pytest.approx(20.0)
+    assert found.record["usage"] == {"requests": 10, "sent_bytes": 0, "received_bytes": 500_000_000}
+    assert report().record["epoch_cost"] is None

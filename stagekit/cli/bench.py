@@ -18,6 +18,7 @@ from .output import Printer
 @click.option("--threads", type=click.IntRange(min=1), default=4, show_default=True, metavar="N", help="That decode.")
 @click.option("--connections", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Reads at the same time.")
 @click.option("--raw", is_flag=True, help="Hand out bytes instead of decoding them.")
+@click.option("--price-per-gb", type=click.FloatRange(min=0), metavar="PRICE", help="What a GB costs that leaves the store.")
 @store_options()
 def command(
     url: str,
@@ -28,6 +29,7 @@ def command(
     threads: int,
     connections: int,
     raw: bool,
+    price_per_gb: float | None,
     store: StoreConfig,
     printer: Printer,
 ) -> None:
@@ -47,6 +49,7 @@ def command(
         decode=not raw,
         threads=threads,
         connections=connections,
+        price_per_gb=price_per_gb,
         store=store,
         on_event=printer.on_event,
     )

@@ -12,13 +12,14 @@ from .output import Printer
 @click.command()
 @click.argument("url")
 @click.option("--peek", type=click.IntRange(min=0), default=0, metavar="N", help="Also show the first N samples of a data set.")
+@click.option("--price-per-gb", type=click.FloatRange(min=0), metavar="PRICE", help="What a GB costs that leaves the store.")
 @store_options(retry_s=LOOKING_S)
-def command(url: str, peek: int, store: StoreConfig, printer: Printer) -> None:
+def command(url: str, peek: int, price_per_gb: float | None, store: StoreConfig, printer: Printer) -> None:
     """Tell what a data set, a run or a checkpoint holds.
 
     URL is a data set, a run, or one checkpoint of a run: RUN@1200, RUN@latest, RUN@best.
     """
     from ..report import info
 
-    found = info(url, peek=peek, store=store, on_event=printer.on_event)
+    found = info(url, peek=peek, price_per_gb=price_per_gb, store=store, on_event=printer.on_event)
     printer.data("\n".join(found.lines), {"event": found.kind, **found.record})

@@ -193,6 +193,9 @@ def check(store: Store, lease: Lease) -> None:
     )
 
 
-def close(store: Store, lease: Lease) -> None:
-    """Say that the owner of ``lease`` has finished, so that the next one is not warned. Failing to say so does no harm but the warning."""
-    put_object(store, lease.closed_key, b"")
+def close(store: Store, lease: Lease, content: bytes = b"") -> None:
+    """Say that the owner of ``lease`` has finished, so that the next one is not warned. Failing to say so does no harm but the warning.
+
+    ``content`` is what else there is to say of it (``runs.traffic``): whether the object is there decides.
+    """
+    put_object(store, lease.closed_key, content)

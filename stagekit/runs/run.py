@@ -21,7 +21,7 @@ from ..shards.manifest import MANIFEST
 from ..store import Where, open_store
 from ..store.base import Store
 from ..units import format_duration, format_size, parse_duration, parse_size
-from . import catalog, ending, identity, lease
+from . import catalog, ending, identity, lease, traffic
 from .heartbeat import Pulse
 from .home import remember
 from .layout import Checkpoint, Metrics, Selector, check_step
@@ -127,6 +127,7 @@ class Run:
         self._pulse: Pulse | None = None
         self._working: Path | None = None
         self._closed = False
+        self._traffic = traffic.Traffic()
         self._looked = False
         self._misplaced: UsageError | None = None
 
@@ -415,7 +416,7 @@ class Run:
             uploader.stop()
             if uploader.held is not None and uploader.status().synced:
                 with suppress(StagekitError):  # the next writer is warned without need, no more
-                    lease.close(self._store, uploader.held)
+                    lease.close(self._store, uploader.held, traffic.to_bytes(self._traffic.so_far()))
             spool.close()
         if (error := self._misplaced or uploader.unsynced()) is not None:
             raise error

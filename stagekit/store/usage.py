@@ -42,6 +42,11 @@ class Usage:
         return self.received_bytes / 1e9 * price_per_gb
 
 
+def price_text(usage: Usage, price_per_gb: float | None) -> str:
+    """``, costs 1.80`` behind a count; empty without a price."""
+    return "" if price_per_gb is None else f", costs {usage.cost(price_per_gb):,.2f}"
+
+
 class Meter:
     """Counts for one place. From any thread."""
 
@@ -81,12 +86,17 @@ def meter_of(location: Location) -> Meter:
         return _meters.setdefault(location, Meter())
 
 
+def usages() -> dict[Location, Usage]:
+    """What this process has asked of each place, as far as it has asked anything."""
+    with _lock:
+        meters = dict(_meters)
+    return {place: usage for place, meter in meters.items() if (usage := meter.usage)}
+
+
 def usage_below(location: str | Location) -> Usage:
     """What this process has asked of ``location`` and of places below it."""
     place = Location.parse(location)
-    with _lock:
-        meters = [meter for one, meter in _meters.items() if _is_below(one, place)]
-    return sum((meter.usage for meter in meters), Usage())
+    return sum((usage for one, usage in usages().items() if _is_below(one, place)), Usage())
 
 
 def _is_below(one: Location, place: Location) -> bool:

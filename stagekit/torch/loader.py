@@ -244,6 +244,7 @@ class StreamLoader:
         self._position, self._resumed = position, False
         self._iteration = token = object()
         plan = self._plan
+        before = plan.usage()
         shares, per_share, _ = self._cut()
         source = self._open(position)
         reader = source.reader
@@ -288,6 +289,7 @@ class StreamLoader:
                 delivered=delivered,
                 waited_s=waited_s,
                 complete=complete,
+                before=before,
             )
             if self._iteration in (token, None):
                 self.receipt = receipt

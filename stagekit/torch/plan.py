@@ -12,9 +12,11 @@ from typing import Any
 from ..config import StoreConfig
 from ..dataset import Dataset, Sample
 from ..errors import ShardError, StateMismatch, UsageError
+from ..location import Location
 from ..order import Epoch, Intervals, Position, State
 from ..progress import Message, Subscriber
 from ..store import Where
+from ..store.usage import Usage, usages
 from ..stream.mix import Mix, MixReader, plan_mix_memory
 from ..stream.reader import Bad, Budget, OnBad, Reader, plan_memory
 from ..stream.tars import TarReader, Tars, names_tars
@@ -38,7 +40,8 @@ class Receipt:
     were left out by the transform (``None``), ``skipped`` because they were damaged (``on_bad="skip"``), with the first ten ``reasons``.
     ``bytes_fetched`` counts blocks, ``bytes_cached`` those that a cache had, ``data_bytes`` is the whole data set. ``waited_s`` is how long
     the trainer waited for data.
-    ``complete`` is false when the iteration was left early.
+    ``complete`` is false when the iteration was left early. ``requests`` and ``received_bytes`` are what this process asked of the places
+    where the data lies, repetitions and tables included, as far as those are S3.
     """
 
     epoch: int
@@ -53,6 +56,8 @@ class Receipt:
     data_bytes: int
     waited_s: float
     complete: bool
+    requests: int = 0
+    received_bytes: int = 0
 
     def __str__(self) -> str:
         parts = [f"{format_count(self.delivered)} of {format_count(self.expected)} samples in {format_count(self.batches)} batches"]
@@ -62,6 +67,8 @@ class Receipt:
             parts.append(f"{format_count(self.skipped)} skipped as damaged")
         share = f" ({self.bytes_fetched / self.data_bytes:.2f} of the data set)" if self.data_bytes else ""
         parts.append(f"{format_size(self.bytes_fetched)} fetched{share}")
+        if self.requests:
+            parts[-1] += f" in {format_count(self.requests)} request{'' if self.requests == 1 else 's'}"
         if self.bytes_cached:
             parts.append(f"{format_size(self.bytes_cached)} from the cache")
         parts.append(f"waited {format_duration(self.waited_s)} for data")
@@ -322,6 +329,18 @@ class Plan:
             self.on_event(Message(self.dataset.warning, "warning"))
             warnings.warn(self.dataset.warning, UserWarning, stacklevel=3)
 
+    def usage(self) -> Usage:
+        """What this process has asked of the places where the data lies."""
+        dataset = self.dataset
+        places: set[Location] = set()
+        if isinstance(dataset, Tars):
+            places = {one.parent for one in dataset.locations}
+        else:
+            for one in dataset.sources.values() if isinstance(dataset, Mix) else [dataset]:
+                places |= {one.location, *(Location.parse(shard.url).parent for shard in one.manifest.shards if shard.url is not None)}
+        counted = usages()
+        return sum((counted.get(place, Usage()) for place in places), Usage())
+
     def report(self, receipt: Receipt) -> None:
         """Tell what an epoch delivered: to ``on_event``, and as a warning when samples were skipped."""
         bad = bool(receipt.skipped or receipt.reasons)
@@ -333,10 +352,21 @@ class Plan:
 
 
 def receipt_of(
-    plan: Plan, reader: AnyReader, made: Made, *, epoch: int, batches: int, expected: int, delivered: int, waited_s: float, complete: bool
+    plan: Plan,
+    reader: AnyReader,
+    made: Made,
+    *,
+    epoch: int,
+    batches: int,
+    expected: int,
+    delivered: int,
+    waited_s: float,
+    complete: bool,
+    before: Usage,
 ) -> Receipt:
-    """The receipt for what ``reader`` read and ``made`` counts."""
+    """The receipt for what ``reader`` read and ``made`` counts. ``before`` is ``plan.usage()`` when the epoch began."""
     bad: Bad = reader.bad
+    usage = plan.usage() - before
     return Receipt(
         epoch=epoch,
         batches=batches,
@@ -350,4 +380,6 @@ def receipt_of(
         data_bytes=plan.dataset.nbytes,
         waited_s=waited_s,
         complete=complete,
+        requests=usage.requests,
+        received_bytes=usage.received_bytes,
     )

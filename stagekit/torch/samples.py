@@ -208,6 +208,7 @@ class StreamDataset(IterableDataset[Any]):
                         f"use num_workers={saved_workers} again, or stagekit.torch.StreamLoader, whose state does not depend on workers"
                     )
         rank, world = find_ranks(self._rank, self._world_size)
+        before = plan.usage()
         reader, due = self._open(position, skip, rank, world, worker, workers)
         made, taken, delivered, waited_s = Made(), 0, 0, 0.0
         in_worker = get_worker_info() is not None
@@ -251,6 +252,7 @@ class StreamDataset(IterableDataset[Any]):
                 delivered=delivered,
                 waited_s=waited_s,
                 complete=ended or taken == due,
+                before=before,
             )
         if not in_worker:
             self._now = None  # the epoch is over, and the state is the next one's
