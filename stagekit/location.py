@@ -6,6 +6,7 @@
 ``s3://PROFILE@bucket/prefix``      the same, endpoint and keys from that AWS profile
 ``memory://name/prefix``            this process's memory (tests, examples)
 ``gs://…``, ``az://…``, ``hf://…``  whatever fsspec opens
+``rclone:remote:path``              a remote of the user's own rclone configuration
 ==================================  =========================================================
 """
 
@@ -20,6 +21,7 @@ from .errors import LocationError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_RCLONE = re.compile(r"rclone:([^/:\s]+):(.*)", re.DOTALL)
 _PROFILE = re.compile(r"[^/@:\s]+")
 
 
@@ -27,9 +29,9 @@ _PROFILE = re.compile(r"[^/@:\s]+")
 class Location:
     """A parsed URL or path; ``str()`` gives it back, so it can be pickled, printed and compared.
 
-    ``scheme`` is ``"file"``, ``"s3"``, ``"memory"`` or a scheme that fsspec knows. ``bucket`` is the S3 bucket, the name of a memory
-    store, or the host part of another URL, and empty for files. ``path`` is absolute for files; elsewhere it has no leading or
-    trailing slash. Object keys are taken as they stand: ``%2F``, ``+``, ``#`` and ``?`` are never decoded.
+    ``scheme`` is ``"file"``, ``"s3"``, ``"memory"``, ``"rclone"`` or a scheme that fsspec knows. ``bucket`` is the S3 bucket, the name of a
+    memory store, rclone's remote, or the host part of another URL, and empty for files. ``path`` is absolute for files and may be for rclone;
+    elsewhere it has no leading or trailing slash. Object keys are taken as they stand: ``%2F``, ``+``, ``#`` and ``?`` are never decoded.
     """
 
     scheme: str
@@ -51,6 +53,9 @@ class Location:
         raw = os.fsdecode(text)
         if not raw:
             raise LocationError("an empty text is no location; give a directory or a URL such as s3://bucket/prefix")
+        if remote := _RCLONE.fullmatch(raw):
+            path = remote.group(2)
+            return cls("rclone", remote.group(1), path.rstrip("/") or path[:1])
         match = _SCHEME.fullmatch(raw)
         if match is None:
             if re.match(r"(s3|gs|az|hf|memory|file):", raw):
@@ -119,5 +124,7 @@ class Location:
     def __str__(self) -> str:
         if self.is_directory:
             return self.path
+        if self.scheme == "rclone":
+            return f"rclone:{self.bucket}:{self.path}"
         authority = f"{self.profile}@{self.bucket}" if self.profile else self.bucket
         return f"{self.scheme}://{authority}/{self.path}" if self.path else f"{self.scheme}://{authority}"

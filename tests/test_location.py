@@ -128,3 +128,16 @@ def test_names_and_parents() -> None:
 def test_a_url_is_no_path_on_this_machine() -> None:
     with pytest.raises(LocationError, match="s3://bucket/a is not a directory on this machine"):
         _ = Location.parse("s3://bucket/a").local_path
+
+
+def test_a_remote_of_rclones_is_a_location() -> None:
+    location = Location.parse("rclone:nas:share/a b/")
+    assert (location.scheme, location.bucket, location.path) == ("rclone", "nas", "share/a b")
+    assert str(location / "c") == "rclone:nas:share/a b/c"
+    assert str(location.parent) == "rclone:nas:share"
+    assert Location.parse(str(location)) == location
+    assert str(Location.parse("rclone:nas:") / "c") == "rclone:nas:c"
+    absolute = Location.parse("rclone:nas:/data/")
+    assert str(absolute / "c") == "rclone:nas:/data/c"
+    assert Location.parse("rclone:nas:share").contains(location)
+    assert not Location.parse("rclone:nas:sha").contains(location)

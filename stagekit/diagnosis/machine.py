@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..transfer.bulk.rclone import rclone_binary
+from ..store.rclone import find_rclone
 from ..transfer.bulk.s5cmd import s5cmd_binary
 
 TORCH_S = 40.0
@@ -161,7 +161,7 @@ def _size(path: Path) -> int | None:
 
 def _engines() -> dict[str, str | None]:
     engines = {name: _version(name) for name in ("botocore", "obstore", "s3fs", "fsspec")}
-    for name, binary, word in (("s5cmd", s5cmd_binary(), "version"), ("rclone", rclone_binary(), "version")):
+    for name, binary, word in (("s5cmd", s5cmd_binary(), "version"), ("rclone", find_rclone(), "version")):
         told = _ask((str(binary), word), TOOL_S) if binary is not None else None
         found = re.search(r"v?(\d+\.\d+[\w.-]*)", told or "")
         engines[name] = found[1] if found else None

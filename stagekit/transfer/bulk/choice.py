@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from ...config import StoreConfig
 from ...errors import UsageError
 from .base import Engine, Item, Place
-from .rclone import Rclone, rclone_binary
+from .rclone import Rclone
 from .s5cmd import S5cmd, s5cmd_binary
 
 EngineName = Literal["auto", "builtin", "s5cmd", "rclone"]
@@ -55,4 +55,4 @@ def _refuse(name: str, reason: str | None, doing: str) -> None:
         raise UsageError(f"{doing} with --engine {name}: {reason}; leave the option out, or give --engine builtin")
 
 
-__all__ = ["ENGINES", "EngineName", "choose", "prefers_s5cmd", "rclone_binary", "s5cmd_binary"]
+__all__ = ["ENGINES", "EngineName", "choose", "prefers_s5cmd", "s5cmd_binary"]

