@@ -30,8 +30,9 @@ class Location:
     """A parsed URL or path; ``str()`` gives it back, so it can be pickled, printed and compared.
 
     ``scheme`` is ``"file"``, ``"s3"``, ``"memory"``, ``"rclone"`` or a scheme that fsspec knows. ``bucket`` is the S3 bucket, the name of a
-    memory store, rclone's remote, or the host part of another URL, and empty for files. ``path`` is absolute for files and may be for rclone;
-    elsewhere it has no leading or trailing slash. Object keys are taken as they stand: ``%2F``, ``+``, ``#`` and ``?`` are never decoded.
+    memory store, rclone's remote, or the host part of another URL, and empty for files. ``path`` is absolute for files, and may be for
+    rclone; elsewhere it has no leading or trailing slash. Object keys are taken as they stand: ``%2F``, ``+``, ``#`` and ``?`` are never
+    decoded.
     """
 
     scheme: str

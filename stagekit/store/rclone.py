@@ -1,8 +1,8 @@
 """``rclone:remote:path``: whatever remote the user's own rclone configuration names, one call of the program for each request.
 
 Slower than the other stores by the start of a process, and made for copying: ``pull`` and ``push`` hand their lists to rclone itself, and
-this store lists, looks up and verifies. What is written gets its name by a move once it is whole: a program that is killed while it reads from
-a pipe would leave what looks like an object.
+this store lists, looks up and verifies. What is written gets its name by a move once it is whole: a program that is killed while it
+reads from a pipe would leave what looks like an object.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ class RcloneStore:
         return InvalidReply(f"reading {self._name(key)}: the range reaches beyond its end at {size}", transient=False)
 
     def _entries(self, prefix: str, *options: str) -> tuple[dict[str, Any], ...]:
+        folder = prefix.rstrip("/")
         try:
-            return tuple(json.loads(self._run("listing", prefix.rstrip("/"), "lsjson", *options, self._remote(prefix.rstrip("/")))))
+            return tuple(json.loads(self._run("listing", folder, "lsjson", *options, self._remote(folder))))
         except NotFound:
             return ()
 
