@@ -20,12 +20,12 @@ def noted(home: Path | None = None) -> tuple[list[Note], list[Finding]]:
 
 
 def judge(found: Iterable[Note]) -> list[Finding]:
-    """One finding for each command that runs, and for each that was killed and is not finished."""
+    """One finding for each command that runs, and for each that has ended and is not finished."""
     findings = []
     for note in found:
         places = ", ".join(map(str, note.watched.values()))
         if note.is_over():
-            what = f"stagekit run was killed here; what {note.command!r} left below {places} was not looked through and sent yet"
+            what = f"stagekit run has ended here before everything was sent; what {note.command!r} left below {places} may be in no bucket"
             findings.append(Finding("NO", "wrapped", what, note.url, fix=f"stagekit teardown --run {note.url}"))
         else:
             what = f"process {note.process.pid} runs {note.command!r}, which saves below {places}"

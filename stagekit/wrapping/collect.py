@@ -71,8 +71,11 @@ class Collector:
         self._clock = clock
         self._watch = Watch(quiet_s, monotonic, world_size)
         self._step = 0
+        self._told: set[Path] = set()
         self._looks: list[Look] = []
         self.submitted = 0
+        self.unsaved: dict[Path, str] = {}
+        """Finished saves that could not be pinned, and why; each is tried again by the next ``scan``."""
 
     def look(self) -> list[Look]:
         """What lies below the roots now."""
@@ -120,6 +123,7 @@ class Collector:
         be cut, and a format that does not tell its end is not believed.
         """
         looks = self.look()
+        self.unsaved = {path: why for path, why in self.unsaved.items() if path.exists()}
         for found in self._watch.finished(looks, still=still):
             if killed and not found.tells_its_end() and not self._is_old(found):
                 target = set_aside(found)
@@ -141,6 +145,7 @@ class Collector:
         step = found.step()
         self._step = max(self._step, step) if step is not None else self._step + 1
         epoch, metrics = found.told()
+        self.unsaved.pop(found.path, None)
         numbers = list(self.roots.values())
         made_with: dict[str, str | int | None] = {SAVED_AS: found.name, "world_size": self._ranks_of(found)}
         if len(numbers) > 1:
@@ -161,7 +166,10 @@ class Collector:
         except CheckpointError as error:  # of earlier saves; this one is pinned
             self._on_event(Message(str(error), "error"))
         except StagekitError as error:
-            self._on_event(Message(f"{found.path} is not saved yet: {error}", "error"))
+            self.unsaved[found.path] = str(error)
+            if found.path not in self._told:
+                self._told.add(found.path)
+                self._on_event(Message(f"{found.path} is not saved yet, and is tried again: {error}", "error"))
             return
         self._watch.take(found)
         self.submitted += 1

@@ -45,10 +45,15 @@ def finish_left(
         if here:
             steps = ", ".join(str(found.step()) for found in here)
             on_event(Message(f"the last stagekit run here was killed before step {steps} was seen; that is finished now", "warning"))
-        collector.scan(still=True, killed=note.killed)
-        run.drain(run._drain_s)
+        pinned = -1
+        while pinned < collector.submitted:  # what is sent makes room for what could not be pinned
+            pinned = collector.submitted
+            collector.scan(still=True, killed=note.killed)
+            run.drain(run._drain_s)
     except StagekitError as error:
         on_event(Message(f"what {note.command!r} left below {', '.join(map(str, note.watched.values()))} is not sent: {error}", "warning"))
+        return False
+    if collector.unsaved:
         return False
     if logs is not None and not logs.bring(last=True):
         return False

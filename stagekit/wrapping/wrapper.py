@@ -464,7 +464,7 @@ class _Wrapper:
             for found in self.collector.unfinished():
                 lacking = ", ".join(found.lacking()[:3])
                 self.on_event(Message(f"{found.path} is not finished and stays local: it lacks {lacking}", "warning"))
-            problem = self._drain(logs)
+            problem = self._drain(logs, killed=killed)
         finally:
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
@@ -481,7 +481,7 @@ class _Wrapper:
             problem,
         )
 
-    def _drain(self, logs: Logs | None) -> str | None:
+    def _drain(self, logs: Logs | None, *, killed: bool) -> str | None:
         """Wait until everything is in the bucket. Returns what is not, in words."""
         problems: list[str] = []
         status = self.training.status()
@@ -496,6 +496,8 @@ class _Wrapper:
                 self.draining = True
                 with suppress(CheckpointError):
                     self.training.drain(self._left(end_s))
+                if self._pinned_more(end_s, killed=killed):
+                    continue
                 if logs is not None:
                     sent_logs = self._last_logs(logs, end_s)
                 self.draining = False
@@ -511,9 +513,22 @@ class _Wrapper:
             self.training.close()
         except StagekitError as error:
             problems.append(str(error))
+        if unsaved := self.collector.unsaved:
+            path, why = next(iter(unsaved.items()))
+            problems.append(f"{len(unsaved)} finished saves could not be pinned and are only here, such as {path}: {why}")
         if not sent_logs:
             problems.append(f"logs are not all in {self.training.url}; the next start, or `stagekit teardown`, sends them")
         return "; ".join(problems) or None
+
+    def _pinned_more(self, end_s: float, *, killed: bool) -> bool:
+        """Whether saves that could not be pinned before are pinned now: what was sent meanwhile has made room."""
+        if not self.collector.unsaved or self._left(end_s) <= 0:
+            return False
+        self.draining = False  # a signal must not end the pinning in its middle
+        before = self.collector.submitted
+        self.collector.scan(still=True, killed=killed)
+        self.draining = True
+        return self.collector.submitted > before
 
     def _left(self, end_s: float) -> float:
         return max(0.0, min(end_s, self.deadline if self.deadline is not None else end_s) - self.monotonic())

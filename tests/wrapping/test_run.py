@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,17 @@ from .test_child import eventually, is_alive
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "machine", str(tmp_path / "bucket" / "run"))
+
+
+@contextmanager
+def small_disk(machine: Machine, size: int) -> Iterator[Path]:
+    disk = machine.directory / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], check=True)
+    try:
+        yield disk / "spool"
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -231,7 +243,7 @@ def test_after_kill_9_of_stagekit_run_teardown_needs_no_flags_and_sends_what_was
     eventually(lambda: not is_alive(trainer))
     looked = machine.stagekit("teardown", "--check", *machine.durable)
     assert looked.code == 3
-    assert "stagekit run was killed here; what" in looked.out
+    assert "stagekit run has ended here before everything was sent; what" in looked.out
     assert f"fix: stagekit teardown --run {machine.url}" in looked.out
     assert machine.steps() == [1]
     done = machine.stagekit("teardown", *machine.durable)
@@ -264,6 +276,29 @@ def test_a_watched_directory_on_another_disk_has_its_own_spool(machine: Machine)
         judged = machine.stagekit("teardown", *machine.durable)
         assert judged.code == 0, judged.out
         assert f"spool     {volume}/.stagekit-spool" in judged.out
+
+
+def test_saves_that_find_no_room_in_the_spool_are_pinned_when_others_are_sent(machine: Machine) -> None:
+    with small_disk(machine, 300_000) as spool:
+        done = machine.run("8", options=("--spool", str(spool)))
+        assert done.code == 0, done.err
+        assert "is not saved yet, and is tried again: " in done.err
+        assert machine.steps() == [8, 7, 6, 5, 4, 3, 2, 1]
+        assert machine.stagekit("teardown", *machine.durable).code == 0
+
+
+def test_a_save_that_finds_no_room_at_all_is_a_failure_and_the_next_start_sends_it(machine: Machine) -> None:
+    with small_disk(machine, 30_000) as spool:
+        done = machine.run("1", options=("--spool", str(spool)))
+        assert done.code == 1
+        assert f"{machine.out}/checkpoint-1 is not saved yet, and is tried again: " in done.err
+        assert f"1 finished saves could not be pinned and are only here, such as {machine.out}/checkpoint-1" in done.err
+        looked = machine.stagekit("teardown", *machine.durable)
+        assert looked.code == 3
+        assert "stagekit run has ended here before everything was sent" in looked.out
+    done = machine.stagekit("teardown", *machine.durable)
+    assert machine.steps() == [1]
+    assert done.code == 0, done.out
 
 
 def test_a_second_start_beside_a_living_one_is_refused(machine: Machine) -> None:
