@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 REDACTED = "[redacted]"
 
-_WORDS = r"(?:token|passw(?:or)?d|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|credentials?|auth(?:orization)?)"
+_KEYS = r"(?:api|access|private|secret|account|storage|signing|encryption|wandb|comet|openai|anthropic)[_-]?key"
+_WORDS = rf"(?:token|passw(?:or)?d|passphrase|secret|{_KEYS}|credentials?|auth(?:orization)?)"
 _NAME = re.compile(rf"(?:^|[_.-]){_WORDS}s?(?:[_-]?(?:id|value))?$", re.IGNORECASE)
 _HARMLESS = re.compile(r"(?:max|num|min|n|new|pad|eos|bos|unk|mask|special|add|tokens?_per|per)[_-].*token", re.IGNORECASE)
 _SHAPES = re.compile(

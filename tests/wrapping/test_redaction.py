@@ -10,7 +10,11 @@ HF, AWS, GITHUB = "hf_" + "a1B2" * 8, "AKIA" + "ABCDEFGH12345678", "ghp_" + "x9Y
 
 
 @pytest.mark.parametrize(
-    "name", ["--token", "HF_TOKEN", "WANDB_API_KEY", "aws_secret_access_key", "--password", "passwd", "api-key", "auth_token"]
+    "name",
+    [
+        *("--token", "HF_TOKEN", "WANDB_API_KEY", "aws_secret_access_key", "--password", "passwd", "api-key", "auth_token"),
+        *("--wandb-key", "--logger.wandb_key", "AZURE_STORAGE_KEY", "ACCOUNT_KEY", "secret_key"),
+    ],
 )
 def test_secret_names(name: str) -> None:
     assert is_secret_name(name)
@@ -26,6 +30,7 @@ def test_harmless_names(name: str) -> None:
     [
         (["train.py", "--token", "abc", "--lr", "1"], ["train.py", "--token", "[redacted]", "--lr", "1"]),
         (["--token=abc", "x"], ["--token=[redacted]", "x"]),
+        (["--wandb-key=abc", "x"], ["--wandb-key=[redacted]", "x"]),
         (["env", "HF_TOKEN=abc", "python"], ["env", "HF_TOKEN=[redacted]", "python"]),
         (["--push-token", "--lr", "1"], ["--push-token", "--lr", "1"]),
         (["--repo", "https://me:pa55@host/x"], ["--repo", "https://[redacted]@host/x"]),
