@@ -408,6 +408,11 @@ def test_an_upload_to_a_remote_is_there_whole_or_not_at_all(remote: str, tmp_pat
         store.get("deep/a", 10, 10)
     with pytest.raises(NotFound):
         store.head("deep")
+    assert store.put("b", b"whole").size == 5
+    assert bytes(store.get("b")) == b"whole"
+    assert store.put("empty", b"").size == 0
+    store.delete("b")
+    store.delete("empty")
     with pytest.raises(UsageError, match="created exclusively"):
         store.put("b", b"", if_absent=True)
     store.delete("deep/a")

@@ -51,7 +51,9 @@ class RcloneStore:
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
         if if_absent:
             raise UsageError(f"creating {self._name(key)}: nothing can be created exclusively through rclone")
-        self._run("writing", key, "rcat", "--size", str(len(data)), self._remote(key), data=bytes(data))
+        with self.multipart(key, part_size=max(1, len(data))) as upload:
+            if data:
+                upload.put_part(0, data)
         return self.head(key)
 
     @contextmanager
@@ -146,8 +148,8 @@ class RcloneStore:
             raise InvalidReply(f"looking up {self._name(key)}: the remote does not tell its size", transient=False)
         return ObjectInfo(key, size, entry.get("Hashes", {}).get("md5") or None, _modified(entry))
 
-    def _run(self, doing: str, key: str, *arguments: str, data: bytes | None = None) -> bytes:
-        done = subprocess.run(self._command(*arguments), input=data if data is not None else b"", capture_output=True)
+    def _run(self, doing: str, key: str, *arguments: str) -> bytes:
+        done = subprocess.run(self._command(*arguments), stdin=subprocess.DEVNULL, capture_output=True)
         if done.returncode:
             raise self._error(doing, key, done.returncode, done.stderr)
         return done.stdout
