@@ -11,6 +11,7 @@ from ..progress import Message, Subscriber
 from ..runs.layout import Checkpoint
 from ..runs.run import Run
 from ..runs.spool import Entry, default_dir, pending
+from ..saves.adapter import base_of_files
 from ..saves.find import Found, Look, Watch, look, set_aside, stat_of
 from ..transfer.put import file_sha256
 from .logs import Logs, is_due
@@ -147,7 +148,11 @@ class Collector:
         epoch, metrics = found.told()
         self.unsaved.pop(found.path, None)
         numbers = list(self.roots.values())
-        made_with: dict[str, str | int | None] = {SAVED_AS: found.name, "world_size": self._ranks_of(found)}
+        made_with: dict[str, str | int | None] = {
+            SAVED_AS: found.name,
+            "world_size": self._ranks_of(found),
+            "base_model": base_of_files(found.path),
+        }
         if len(numbers) > 1:
             made_with[SAVED_IN] = numbers.index(found.root)
         try:

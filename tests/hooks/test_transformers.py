@@ -16,11 +16,12 @@ from torch.distributed.checkpoint import save as dcp_save
 from transformers import Trainer, TrainerCallback
 
 from stagekit.errors import CheckpointError, Denied, NotFound, UploadFailed, UsageError
-from stagekit.hooks.base_model import base_model_of, content_revision
+from stagekit.hooks.base_model import base_model_of
 from stagekit.hooks.transformers import StagekitCallback
 from stagekit.progress import Event, Message
 from stagekit.runs import catalog
 from stagekit.runs.run import Run
+from stagekit.saves.adapter import content_revision
 from stagekit.saves.trainer import Expected
 from stagekit.store.directory import DirectoryStore
 from stagekit.testing.faults import FaultStore

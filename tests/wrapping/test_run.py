@@ -411,6 +411,17 @@ def test_a_file_that_was_cut_by_a_kill_is_no_checkpoint_when_its_format_does_not
     assert machine.steps() == []
 
 
+def test_an_adapter_on_a_base_model_that_may_be_nowhere_else_is_no_yes(machine: Machine) -> None:
+    (machine.directory / "base").mkdir()
+    (machine.directory / "base" / "model.safetensors").write_bytes(b"weights")
+    script = 'mkdir -p out/checkpoint-1; echo \'{"base_model_name_or_path": "base"}\' > out/checkpoint-1/adapter_config.json'
+    assert machine.stagekit(*machine.line(["bash", "-c", script])).code == 0
+    done = machine.stagekit("teardown", *machine.durable)
+    assert done.code == 4
+    assert "it continues the base model base, a directory of this machine, and whether that is anywhere else is not known" in done.out
+    assert machine.stagekit("teardown", *machine.durable, "--ignore", "base").code == 0
+
+
 def test_a_save_without_a_step_is_sent_again_when_its_content_is_another(machine: Machine) -> None:
     def start(program: str) -> None:
         done = machine.stagekit(*machine.line(["bash", "-c", program], "--pattern", "state.json"))
