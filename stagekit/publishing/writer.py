@@ -47,9 +47,9 @@ class ShardWriter:
     one is dead (else it raises ``PublishError``, and ``takeover=True`` decides). A destination that holds a data set is refused.
 
     Samples stay in the order in which they are written. A new shard starts where ``shard_size`` (headers and padding included) or
-    ``samples_per_shard`` would be exceeded. A large overhead, samples larger than a shard, and keys that are easily mixed up are reported at
-    the end. Values are bytes, or what their field's extension stands for: ``shards.sample.encode_field`` has the table. Names that start
-    with ``__`` other than ``__key__`` are not stored, as with WebDataset's own writer.
+    ``samples_per_shard`` would be exceeded. A large overhead, samples larger than a shard, and keys that are easily mixed up are reported
+    at the end. Values are bytes, or what their field's extension stands for: ``shards.sample.encode_field`` has the table. Names that
+    start with ``__`` other than ``__key__`` are not stored, as with WebDataset's own writer.
     """
 
     def __init__(
