@@ -73,6 +73,7 @@ class Collector:
         self._watch = Watch(quiet_s, monotonic, world_size)
         self._step = 0
         self._told: set[Path] = set()
+        self._old: set[Path] = set()
         self._looks: list[Look] = []
         self.submitted = 0
         self.unsaved: dict[Path, str] = {}
@@ -104,6 +105,7 @@ class Collector:
                 self._watch.take(found)
             else:
                 fresh.append(found)
+        self._old = {found.path for found in fresh}
         return fresh, ahead
 
     def is_here(self, checkpoint: Checkpoint) -> Found | None:
@@ -131,7 +133,7 @@ class Collector:
                 text = f"{found.path} was written just before the command was killed, and nothing tells whether it is whole"
                 self._on_event(Message(f"{text}; it is no checkpoint, stays local, and is called {target.name} now", "warning"))
             else:
-                self._hand_over(found)
+                self._hand_over(found, still=still)
         self._offer(looks, still=still)
 
     def activity(self) -> object:
@@ -142,7 +144,7 @@ class Collector:
         """What looks like a save and was not finished."""
         return self._watch.unfinished(self._looks)
 
-    def _hand_over(self, found: Found) -> None:
+    def _hand_over(self, found: Found, *, still: bool) -> None:
         step = found.step()
         self._step = max(self._step, step) if step is not None else self._step + 1
         epoch, metrics = found.told()
@@ -161,6 +163,7 @@ class Collector:
                 step=step if step is not None else self._step,
                 epoch=epoch,
                 metrics=metrics,
+                final=still or found.path in self._old,  # no training is ahead of the network: there is no reason to drop any
                 holding=found.sizes,
                 made_with=made_with,
             )

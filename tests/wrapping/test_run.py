@@ -411,6 +411,19 @@ def test_a_file_that_was_cut_by_a_kill_is_no_checkpoint_when_its_format_does_not
     assert machine.steps() == []
 
 
+def test_of_many_saves_that_were_there_before_or_come_at_the_end_none_is_dropped(machine: Machine) -> None:
+    saves = "for n in {1..7}; do mkdir -p out/checkpoint-$n; echo $n > out/checkpoint-$n/w.bin; done"
+    subprocess.run(["bash", "-c", saves], cwd=machine.directory, check=True)
+    go = machine.directory / "go"
+    more = saves.replace("{1..7}", "{8..14}")
+    process = machine.begin(*machine.line(["bash", "-c", f"until [ -e go ]; do sleep 0.02; done; {more}"], "--quiet", "0.1s"))
+    eventually(lambda: machine.steps() == [7, 6, 5, 4, 3, 2, 1], "not all that was there before was sent")
+    go.touch()
+    code, _, err = finished(process)
+    assert code == 0, err
+    assert machine.steps() == [*range(14, 0, -1)]
+
+
 def test_an_adapter_on_a_base_model_that_may_be_nowhere_else_is_no_yes(machine: Machine) -> None:
     (machine.directory / "base").mkdir()
     (machine.directory / "base" / "model.safetensors").write_bytes(b"weights")
