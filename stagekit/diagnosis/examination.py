@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..advice import stream_or_copy
 from ..config import StoreConfig, cache_directory, home_directory
 from ..errors import MissingExtra, StagekitError
 from ..facts import Fact
 from ..location import Location
 from ..parallel import Beside
 from ..progress import Message, Subscriber, ignore
+from ..shards.manifest import MANIFEST, Manifest
 from ..store import open_store
 from ..store.base import Store
 from ..units import format_duration
@@ -169,7 +171,13 @@ def _asked(location: Location, config: StoreConfig, read_only: bool) -> Iterator
         from ..store.s3 import S3Store
         from ..store.s3_probe import S3Probe
 
-        yield from S3Probe(S3Store(location, config), read_only=read_only, budget_s=PROBE_S).facts()
+        opened = S3Store(location, config)
+        down: float | None = None
+        for fact in S3Probe(opened, read_only=read_only, budget_s=PROBE_S).facts():
+            down = fact.values.get("down_bytes_per_s", down)
+            yield fact
+        if down is not None and (found := _data_set(opened, down)) is not None:
+            yield found
         return
     try:
         store = open_store(location, config)
@@ -177,6 +185,18 @@ def _asked(location: Location, config: StoreConfig, read_only: bool) -> Iterator
         yield Fact("endpoint", "bad", str(error), str(error))
         return
     yield _looked(store)
+
+
+def _data_set(store: Store, down: float) -> Fact | None:
+    """Stream or copy, where a data set lies at the place itself and its link was measured."""
+    try:
+        manifest = Manifest.from_bytes(bytes(store.get(MANIFEST)), source=f"{store.location}/{MANIFEST}")
+    except StagekitError:
+        return None
+    if not manifest.bytes:
+        return None
+    advice = stream_or_copy(size_bytes=manifest.bytes, link_bytes_per_s=down, free_bytes=look_at_disk(Path.cwd()).free_bytes)
+    return Fact("data set", "ok", advice.text, values={"bytes": manifest.bytes, "choice": advice.choice, "copy_s": advice.copy_s})
 
 
 def _looked(store: Store) -> Fact:

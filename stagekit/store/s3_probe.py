@@ -142,9 +142,6 @@ class S3Probe:
                 try:
                     answer = next(self._small._pages("probing", "", store._base()))
                     self._may["list"] = True
-                    self._existing = next(
-                        ((item["Key"][len(store._base()) :], item["Size"]) for item in answer.get("Contents", ())), self._existing
-                    )
                     headers = answer["ResponseMetadata"]["HTTPHeaders"]
                 except Denied as error:
                     if isinstance(error, WrongCredentials):
@@ -191,8 +188,8 @@ class S3Probe:
                 gone = self._may["get"] is not True or self._is_gone(key)
                 self._may["delete"] = gone
                 self._put(key, b"stagekit doctor")
-        elif self._existing is not None:
-            name, size = self._existing
+        elif (largest := self._largest()) is not None:
+            self._existing = name, size = largest
             self._may["get"] = self._allowed(lambda: self._store.get(name, 0, min(1, size)))
         words = {True: "yes", False: "no", None: "not tried"}
         text = ", ".join(f"{right} {words[may]}" for right, may in self._may.items())
@@ -212,6 +209,16 @@ class S3Probe:
         if may["put"] is False:
             return Fact("rights", "note", text, "these keys only read: stream with them, and give runs and `stagekit shard` others", values)
         return Fact("rights", "ok" if None not in may.values() else "unknown", text, values=values)
+
+    def _largest(self) -> tuple[str, int] | None:
+        """The largest object of the first page, to read from where nothing is to be written."""
+        if not self._may["list"]:
+            return None
+        base = self._store._base()
+        page = next(self._store._pages("probing", "", base))
+        sizes = [(item["Size"], item["Key"][len(base) :]) for item in page.get("Contents", ()) if not item["Key"].endswith("/")]
+        size, name = max(sizes, default=(0, ""))
+        return (name, size) if name else None
 
     def _allowed(self, call: Callable[[], object]) -> bool | None:
         try:

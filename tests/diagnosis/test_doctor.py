@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import stagekit
 from stagekit.cli import main
 from stagekit.config import StoreConfig
 from stagekit.diagnosis import Diagnosis, doctor
@@ -124,3 +125,18 @@ def test_the_command(
     assert (record["event"], record["healthy"]) == ("diagnosis", False)
     assert record["sections"][1]["facts"][0]["error"] == "BucketNotFound"
     assert "there is no bucket" in record["changes"][0]
+
+
+def test_where_a_data_set_lies_it_says_whether_to_stream_or_to_copy(
+    moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig], machine: Machine, tmp_path: Path
+) -> None:
+    config, url = credentials_for(moto_server), f"s3://{moto_server.create_bucket()}"
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.bin").write_bytes(bytes(3_000_000))
+    stagekit.shard(tmp_path / "raw", f"{url}/data", store=config)
+    found = doctor([f"{url}/data", url], store=config, machine=lambda: machine, read_only=True)
+    told = fact(found, "data set")
+    assert told.values["bytes"] > 3_000_000
+    assert "streaming, an epoch takes" in told.text
+    assert "stagekit pull" in told.text
+    assert [one.name for one in found.sections[2].facts].count("data set") == 0
