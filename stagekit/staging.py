@@ -25,7 +25,8 @@ from .parallel import each
 from .progress import Message, Progress, Subscriber, ignore
 from .runs.layout import Checkpoint, Selector, parse_reference
 from .runs.restore import damage_named, first_taken, stamp
-from .shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name, wids_json
+from .shards.index import BlockTable
+from .shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, wids_json
 from .store import Where, open_store
 from .store.base import Store
 from .store.extras import list_strictly
@@ -36,6 +37,7 @@ from .transfer.bulk.builtin import Trust, same_bytes
 from .transfer.bulk.choice import EngineName, choose
 from .transfer.bulk.fetching import fetch_items
 from .transfer.checksum import Checksum
+from .transfer.fetch import fetch_object
 from .units import format_count, format_size, parse_rate, parse_size
 
 
@@ -251,16 +253,22 @@ def _pull_dataset(store: Store, target: Path, config: StoreConfig | None, option
         store = with_shards(store, manifest, config, allow_mount=True, on_event=options.on_event)
         manifest = manifest.gathered()
         data = manifest.to_bytes()
-    known = {WIDS: wids_json(manifest), MANIFEST: data}
-    return _run(_Job(name, store, target, "dataset", options, list(_dataset_items(store, manifest)), known))
+    items: list[Item] = []
+    known: dict[str, bytes] = {}
+    for shard, table, index_size in each(lambda shard: _side_files(store, shard), manifest.shards, threads=options.threads):
+        blocks, index = blocks_name(shard.name), index_name(shard.name)
+        known[blocks] = table
+        parsed = BlockTable.from_bytes(table, source=str(store.location / blocks))
+        items.append(Item(shard.name, shard.name, shard.bytes, sha256=shard.sha256, blocks=parsed))
+        items.append(Item(index, index, index_size, sha256=shard.idx_sha256))
+    known |= {WIDS: wids_json(manifest), MANIFEST: data}
+    return _run(_Job(name, store, target, "dataset", options, items, known))
 
 
-def _dataset_items(store: Store, manifest: Manifest) -> Iterator[Item]:
-    """Every object of a data set but those that are known from its manifest."""
-    for shard in manifest.shards:
-        yield Item(shard.name, shard.name, shard.bytes, sha256=shard.sha256)
-        for key, sha256 in ((index_name(shard.name), shard.idx_sha256), (blocks_name(shard.name), shard.blocks_sha256)):
-            yield Item(key, key, store.head(key).size, sha256=sha256)
+def _side_files(store: Store, shard: ShardRecord) -> tuple[ShardRecord, bytes, int]:
+    """The shard's block table, compared with the manifest, and the size of its index."""
+    table = fetch_object(store, blocks_name(shard.name), sha256=shard.blocks_sha256)
+    return shard, bytes(table), store.head(index_name(shard.name)).size
 
 
 def _linked(pulled: Pulled, link: HubLink | None, on_event: Subscriber) -> Pulled:

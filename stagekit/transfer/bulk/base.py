@@ -20,6 +20,7 @@ from typing import Protocol
 from ...config import StoreConfig
 from ...location import Location
 from ...processes import ending_with_us
+from ...shards.index import BlockTable
 from ...store.base import Store, WrappedStore
 from ...store.paced import PacedStore
 from ...store.retry import RetryStore
@@ -35,10 +36,11 @@ class Item:
     size: int
     etag: str | None = None
     sha256: str | None = None
+    blocks: BlockTable | None = None
 
     @property
     def expected(self) -> Expected:
-        return Expected(self.size, self.sha256, self.etag)
+        return Expected(self.size, self.sha256, self.etag, self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
