@@ -124,7 +124,7 @@ def test_a_data_set_of_one_batch_is_measured_by_it(tmp_path: Path) -> None:
 def test_what_cannot_be_meant_is_refused(data: Path, tmp_path: Path) -> None:
     for arguments, words in (({"batch_size": 0}, "batch_size: 0"), ({"step_ms": 0.0}, "step_ms: 0.0"), ({"seconds": 0.0}, "seconds: 0.0")):
         with pytest.raises(UsageError, match=words):
-            bench(data, **arguments)  # type: ignore[arg-type]
+            bench(data, **arguments)
     with pytest.raises(ManifestError, match="holds no data set"):
         bench(tmp_path / "nothing")
 

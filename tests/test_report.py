@@ -221,3 +221,10 @@ def test_a_run_whose_record_is_gone_is_still_a_run(url: str) -> None:
 def test_neither_is_an_error_that_names_the_next_command(url: str) -> None:
     with pytest.raises(ManifestError, match=f"neither a data set nor a run.*stagekit ls {url}"):
         info(WrappedStore(MemoryStore(url)))
+
+
+def test_a_price_says_what_reading_a_data_set_costs(url: str) -> None:
+    manifest = make_dataset(MemoryStore(url))
+    found = info(url, price_per_gb=1e6)
+    assert any(line.startswith(f"price      {manifest.bytes / 1000:,.2f} for each time it is read") for line in found.lines)
+    assert not any(line.startswith("price") for line in info(url).lines)

@@ -18,7 +18,7 @@ import pytest
 import stagekit.cli
 from stagekit.cli import COMMANDS, main
 from stagekit.cli.exits import MEANINGS, Exit
-from stagekit.config import StoreConfig
+from stagekit.config import StoreConfig, home_directory
 from stagekit.store.directory import DirectoryStore
 
 from ..made import make_checkpoint, make_dataset, make_run
@@ -185,6 +185,13 @@ def test_endpoint_and_profile_reach_the_store(
     config = credentials_for(moto_server)
     assert main(["ls", url, "--endpoint-url", moto_server.endpoint_url, "--profile", str(config.profile)]) == 0
     assert capsys.readouterr().out == ""
+    limits = home_directory() / "limits"
+    assert not limits.exists()
+    options = ["--endpoint-url", moto_server.endpoint_url, "--profile", str(config.profile)]
+    assert main(["ls", url, *options, "--max-requests-per-s", "250", "--max-bytes-per-s", "80Mbit/s"]) == 0
+    assert len(list(limits.iterdir())) == 1
+    assert main(["ls", url, "--max-bytes-per-s", "fast"]) == 2
+    assert "--max-bytes-per-s: 'fast' is not a rate" in capsys.readouterr().err
     assert main(["ls", url, "--endpoint-url", "nowhere"]) == 2
     assert "is no endpoint" in capsys.readouterr().err
 
