@@ -1,8 +1,8 @@
 """The copying figures of ``tools/bench bulk``: every engine, verified, against ``s5cmd cp`` alone, from one nginx, in one run.
 
-nginx serves the objects on loopback, so that neither side waits for a slow store. The files land on memory. What is timed is what
-``pull`` does behind its listing: the engine, the comparison of every byte (of a shard with its block table, of a small file with its sha-256), and
-the renames. ``s5cmd`` alone is the same list of copies given to the same binary, with nothing compared.
+nginx serves the objects on loopback, so that neither side waits for a slow store. The files land on memory. What is timed is what ``pull``
+does behind its listing: the engine, the comparison of every byte (of a shard with its block table, of a small file with its sha-256),
+and the renames. ``s5cmd`` alone is the same list of copies given to the same binary, with nothing compared.
 """
 
 from __future__ import annotations

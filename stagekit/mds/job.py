@@ -17,11 +17,11 @@ from typing import Any, Literal
 from ..config import StoreConfig
 from ..errors import MissingExtra, NotFound, OutOfSpace, SourceError
 from ..location import Location
+from ..pace import Pace
 from ..progress import Progress, Stage, Subscriber, ignore
 from ..publishing.destination import stored_sha256
 from ..publishing.etag import Etag
 from ..publishing.job import read_samples
-from ..publishing.pace import Pace
 from ..shards.index import Batch
 from ..shards.plan import PlannedShard
 from ..sources.base import Bad, OnBad, Source

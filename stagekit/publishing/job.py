@@ -16,6 +16,7 @@ from typing import Literal
 from ..config import StoreConfig
 from ..errors import NotFound, SourceError
 from ..location import Location
+from ..pace import Pace
 from ..parallel import each
 from ..pieces import keep_freed_memory
 from ..progress import Progress, Stage, Subscriber, ignore
@@ -28,7 +29,6 @@ from ..store.base import Data, ObjectInfo, Store
 from ..transfer.put import Stored, put_object
 from .destination import content, stored_sha256
 from .etag import Etag
-from .pace import Pace
 from .sending import tar_writer
 
 _REPORT_EVERY_S = 0.1

@@ -695,7 +695,7 @@ class _Shrinking(FolderSource):
 
 
 def test_limit_rate_bounds_what_is_sent(raw: Path, tmp_path: Path) -> None:
-    from stagekit.publishing.pace import Pace
+    from stagekit.pace import Pace
 
     now = 0.0
     slept: list[float] = []
