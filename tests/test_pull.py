@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from stagekit.cli import main
 from stagekit.config import StoreConfig
+from stagekit.copying import copy
 from stagekit.errors import BadDigest, MissingExtra, OutOfSpace, Unreachable, UsageError
 from stagekit.landing import Landing
 from stagekit.location import Location
@@ -268,7 +270,9 @@ _KILLED = """
 import sys
 from stagekit.staging import pull
 from stagekit.store.memory import MemoryStore
+from stagekit.cli import main
 from stagekit.config import StoreConfig
+from stagekit.copying import copy
 pull(sys.argv[1], sys.argv[2], engine=sys.argv[3], threads=1, store=StoreConfig(endpoint_url=sys.argv[4], profile=sys.argv[5]))
 """
 
@@ -536,3 +540,35 @@ def test_landing_tells_of_what_came_meanwhile(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"something was written there meanwhile; the files are in .*\.new\.pull/files"):
             landing.reveal()
     assert contents(tmp_path) == {"new/theirs": b"", ".new.pull/files/a": b"1"}
+
+
+def test_the_command_line_tells_what_it_did_and_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "source"
+    fill(str(source))
+    assert main(["stage", str(source), str(tmp_path / "out"), "--disk", "1GB", "--limit-rate", "900MB/s", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["event"], told["kind"], told["files"], told["directory"]) == ("pulled", "objects", 6, str(tmp_path / "out"))
+    assert main(["push", str(tmp_path / "out"), str(tmp_path / "pushed"), "--limit-rate", "900MB/s"]) == 0
+    assert f"is in {tmp_path / 'pushed'}: 6 files, 9.07 MB, every byte verified" in capsys.readouterr().out
+    assert main(["cp", str(tmp_path / "pushed"), str(tmp_path / "copied"), "--limit-rate", "900MB/s"]) == 0
+    assert contents(tmp_path / "copied") == OBJECTS
+    capsys.readouterr()
+    (tmp_path / "out" / "config.json").write_bytes(b"[]")
+    assert main(["pull", str(source), str(tmp_path / "out")]) == 2
+    assert "config.json differs; give a new or empty directory" in capsys.readouterr().err
+    assert main(["pull", str(source), str(tmp_path / "out"), "--engine", "rsync"]) == 2
+    assert main(["push", str(tmp_path / "out"), str(tmp_path / "pushed")]) == 2
+    assert "config.json is there with other bytes; nothing was changed" in capsys.readouterr().err
+    assert main(["pull", str(source), str(tmp_path / "out"), "--delete"]) == 0
+    assert f"--delete replaces 1 in {tmp_path / 'out'}: config.json" in capsys.readouterr().err
+
+
+def test_two_endpoints_are_an_error_that_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://one.example")
+    monkeypatch.setenv("S3_ENDPOINT_URL", "https://two.example")
+    words = "AWS_ENDPOINT_URL=https://one.example and S3_ENDPOINT_URL=https://two.example name two different endpoints"
+    with pytest.raises(UsageError, match=re.escape(words)):
+        pull("s3://bucket/x", tmp_path / "x", engine="s5cmd")
+    with pytest.raises(UsageError, match=re.escape(words)):
+        copy("s3://bucket/x", "memory://two/x")
+    assert os.listdir(tmp_path) == []
