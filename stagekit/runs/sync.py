@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -471,7 +471,9 @@ class Uploader:
         although those come into the bucket under this process's generation.
         """
         with self._changed:
-            entries = [job.entry for job in self._jobs if job.adopted and job.entry.name is None and job.entry.rank == 0]
+            left = [job.entry for job in self._jobs if job.adopted and job.entry.rank == 0]
+        entries = [entry for entry in left if entry.name is None]
+        begun = [entry.name for entry in left if entry.name is not None]
         try:
             latest = catalog.latest(store)
             newest = latest.name if latest is not None else None
@@ -479,7 +481,9 @@ class Uploader:
             newest = None  # whatever is there is damaged, so that this is the best there is
         taken: dict[str, int] | None = None
         for entry in entries:
-            if _continues(entry, newest, held.owner):
+            if (later := _later_of_its_own(entry, begun)) is not None:
+                name = CheckpointName(later.generation, entry.step, entry.counter, entry.origin)
+            elif _continues(entry, newest, held.owner):
                 entry.counter = self.next_counter()
                 name = newest = self._next(held, entry)
             else:
@@ -819,6 +823,12 @@ class Uploader:
             for checkpoint in plan.checkpoints:
                 if self._known is not None:
                     self._known.pop(checkpoint.name, None)
+
+
+def _later_of_its_own(entry: Entry, begun: Iterable[CheckpointName]) -> CheckpointName | None:
+    """A later save that the process of ``entry`` had begun to send, the newest first, and that comes under that process's generation."""
+    later = (name for name in begun if name.owner == entry.origin and (name.step, name.counter) > (entry.step, entry.counter))
+    return max(later, default=None)
 
 
 def _continues(entry: Entry, newest: CheckpointName | None, owner: str) -> bool:

@@ -517,6 +517,27 @@ def test_an_older_save_of_a_dead_process_does_not_pass_over_its_own_later_one(st
     assert [one.step for one in catalog.attempts(store)] == [3, 2]
 
 
+def test_an_older_save_does_not_pass_over_a_later_one_that_its_process_had_begun_to_send(
+    store: FaultStore, make_run: Make, tmp_path: Path
+) -> None:
+    first = make_run(drain_s=0)
+    save(first, tmp_path, 1)
+    first.drain(20)
+    entry = first._entry(first._uploader, 2, None, None, False)  # type: ignore[arg-type]  # it waits while the newest goes first
+    first._spool.pin(fill(tmp_path / "out-2"), entry)  # type: ignore[union-attr]
+    store.fail("put", Unreachable("no network"), "*/manifest.json", times=None)
+    save(first, tmp_path, 3)
+    deadline = time.monotonic() + 20
+    while [left.step for left in pending(tmp_path / "spool") if left.name is not None] != [3]:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    die(first)
+    store.clear()
+    second = make_run()
+    second.drain()
+    assert [one.step for one in catalog.attempts(store)] == [3, 2, 1]
+
+
 def test_a_restart_sends_only_what_is_missing_and_aborts_its_own_uploads(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
     store.fail("put", Unreachable("no network"), "*/files/sub/config.json", times=None)
     first = make_run(drain_s=0)
