@@ -178,6 +178,7 @@ class Plan:
             raise UsageError(f"stall_timeout_s: {stall_timeout_s!r} is no number of seconds; None waits for ever")
         if stall_timeout_s is not None and stall_timeout_s <= 0:
             raise UsageError(f"stall_timeout_s: {stall_timeout_s} is not above 0; None waits for ever")
+        self._places: frozenset[Location] | None = None
         config = store or StoreConfig()
         # The connections asked for here are of no use if the store keeps fewer.
         config = replace(config, connections=max(config.connections, connections))
@@ -331,15 +332,12 @@ class Plan:
 
     def usage(self) -> Usage:
         """What this process has asked of the places where the data lies."""
-        dataset = self.dataset
-        places: set[Location] = set()
-        if isinstance(dataset, Tars):
-            places = {one.parent for one in dataset.locations}
-        else:
-            for one in dataset.sources.values() if isinstance(dataset, Mix) else [dataset]:
-                places |= {one.location, *(Location.parse(shard.url).parent for shard in one.manifest.shards if shard.url is not None)}
         counted = usages()
-        return sum((counted.get(place, Usage()) for place in places), Usage())
+        if not counted:  # nothing is S3
+            return Usage()
+        if self._places is None:
+            self._places = _places_of(self.dataset)
+        return sum((usage for place, usage in counted.items() if place in self._places), Usage())
 
     def report(self, receipt: Receipt) -> None:
         """Tell what an epoch delivered: to ``on_event``, and as a warning when samples were skipped."""
@@ -349,6 +347,15 @@ class Plan:
         if bad:
             reasons = "".join(f"\n- {reason}" for reason in receipt.reasons)
             warnings.warn(f"{self.dataset.location}, {receipt}{reasons}", RuntimeWarning, stacklevel=4)
+
+
+def _places_of(dataset: Dataset | Mix | Tars) -> frozenset[Location]:
+    """The folders in which the data lies."""
+    if isinstance(dataset, Tars):
+        return frozenset(one.parent for one in dataset.locations)
+    sources = dataset.sources.values() if isinstance(dataset, Mix) else [dataset]
+    elsewhere = {shard.url for one in sources for shard in one.manifest.shards if shard.url is not None}
+    return frozenset({one.location for one in sources} | {Location.parse(url).parent for url in elsewhere})
 
 
 def receipt_of(
