@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ def test_it_can_be_started_and_parses(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
     done = subprocess.run(["bash", "-n", ROOT / script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_soak_starts_and_says_what_it_does() -> None:
+    done = subprocess.run([sys.executable, ROOT / "tools/soak", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "stream, sync and pull at once" in done.stdout
 
 
 def test_a_build_runs_what_a_person_runs() -> None:
