@@ -23,7 +23,7 @@ class Exit(enum.IntEnum):
 
 MEANINGS: dict[Exit, str] = {
     Exit.DONE: "done; for teardown: YES",
-    Exit.FAILED: "failed, or verify found something",
+    Exit.FAILED: "failed; verify found something, or doctor something that will fail",
     Exit.USAGE: "an argument or option that cannot be meant",
     Exit.VERDICT_NO: "teardown: NO",
     Exit.CANNOT_TELL: "teardown: CANNOT TELL",

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..mounts import Judgement, bucket_url, judge
+from ..mounts import Judgement, MountTable, bucket_url, judge
 
 _BLOCK = Path("/sys/dev/block")
 
@@ -44,6 +44,15 @@ def look_at_disk(path: Path) -> Disk:
     except OSError:
         return Disk(wanted, existing, judged, None)
     return Disk(wanted, existing, judged, _kind(judged), usage.free, usage.total, os.access(existing, os.W_OK | os.X_OK))
+
+
+def remarkable_mounts() -> list[Judgement] | None:
+    """All mounts that are not simply local, in the order of the mount table; ``None`` where the system has none. Touches no mount."""
+    table = MountTable.read()
+    if table is None:
+        return None
+    judged = [table.classify(mount) for mount in table.mounts]
+    return [one for one in judged if one.kind != "fine" and one.mount is not None and one.mount.type != "autofs"]
 
 
 def _kind(judged: Judgement) -> str | None:

@@ -21,8 +21,8 @@ from ..shards.manifest import MANIFEST, Manifest
 from ..store import open_store
 from ..store.base import Store
 from ..units import format_duration
-from .disks import look_at_disk
-from .findings import disk_fact, machine_facts, same_disk
+from .disks import look_at_disk, remarkable_mounts
+from .findings import disk_fact, machine_facts, mounts_fact, same_disk
 from .machine import Machine, look_at_machine
 
 ANSWER_S = 8.0
@@ -116,6 +116,7 @@ def doctor(
 
 
 def _disks(named: Sequence[Path], *, read_only: bool) -> Iterator[Fact]:
+    yield mounts_fact(remarkable_mounts())
     own = [("state", home_directory()), ("cache", cache_directory())]
     for path, purpose in same_disk([("here", Path.cwd()), *own, *(("path", path) for path in named)]).items():
         wanted = path in named

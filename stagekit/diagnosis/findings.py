@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..facts import Fact
+from ..mounts import Judgement
 from ..units import format_size
 from .disks import Disk
 from .machine import Gpu, Machine
@@ -26,6 +27,7 @@ _FEW_FILES = 4096
 _SMALL_SHM = 1 << 30
 _NO_SPACE, _LITTLE_SPACE = 1 << 30, 10 << 30
 _WHOLE_CLUSTER = 50e12
+_MOST_MOUNTS = 4
 _KINDS = {"nvme": "NVMe", "ssd": "SSD", "disk": "a rotating or virtual disk", "memory": "memory", "network": "over the network"}
 
 
@@ -146,6 +148,21 @@ def _engines_fact(engines: Mapping[str, str | None]) -> Fact:
     absent = ", ".join(name for name, version in engines.items() if not version)
     text = there + (f"; not installed: {absent}" if absent else "")
     return Fact("engines", "ok", text, values={"engines": dict(engines)})
+
+
+def mounts_fact(mounts: Sequence[Judgement] | None) -> Fact:
+    """The mounts of this machine that are not simply local, each with its class."""
+    if mounts is None:
+        return Fact("mounts", "unknown", "the system does not tell what is mounted where")
+    found = [(one.kind, one.mount) for one in mounts if one.mount is not None]
+    values = {"mounts": [{"class": kind, "type": mount.type, "point": mount.point} for kind, mount in found]}
+    if not found:
+        return Fact("mounts", "ok", "all local", values=values)
+    text = ", ".join(f"{mount.point} ({mount.type}, {kind})" for kind, mount in found[:_MOST_MOUNTS])
+    more = f" and {len(found) - _MOST_MOUNTS} more" if len(found) > _MOST_MOUNTS else ""
+    refused = [mount.point for kind, mount in found if kind == "refused"]
+    advice = f"read buckets by their URLs, not through {', '.join(refused[:_MOST_MOUNTS])}" if refused else None
+    return Fact("mounts", "note" if refused else "ok", text + more, advice, values)
 
 
 def disk_fact(disk: Disk, purpose: str, *, must_write: bool) -> Fact:

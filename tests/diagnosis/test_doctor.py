@@ -67,6 +67,8 @@ def test_a_mounted_bucket_will_fail_and_its_url_is_told(fuse: FuseMount) -> None
     found = next(one for one in record["sections"][0]["facts"] if one["name"] == "path")
     assert (found["state"], found["class"], found["type"]) == ("bad", "refused", "fuse.rclone")
     assert f"use s3://{fuse.bucket}/data instead" in found["advice"]
+    mounts = next(one for one in record["sections"][0]["facts"] if one["name"] == "mounts")
+    assert {"class": "refused", "type": "fuse.rclone", "point": str(fuse.mount_point)} in mounts["mounts"]
 
 
 def test_stores_are_asked_beside_each_other_and_nothing_is_left(any_s3: S3Place, machine: Machine) -> None:

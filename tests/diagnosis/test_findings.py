@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stagekit.diagnosis.disks import Disk
-from stagekit.diagnosis.findings import disk_fact, generation, machine_facts
+from stagekit.diagnosis.findings import disk_fact, generation, machine_facts, mounts_fact
 from stagekit.diagnosis.machine import Gpu, Machine, Torch, _smi
 from stagekit.facts import Fact
 from stagekit.mounts import Judgement, Mount
@@ -115,6 +115,19 @@ def test_what_a_disk_means(disk: Disk, state: str, words: str | None) -> None:
     assert "/data" in fact.text
     assert (fact.advice is None) == (words is None)
     assert words is None or words in str(fact.advice)
+
+
+def test_mounts_are_told_with_their_class() -> None:
+    assert mounts_fact([]).text == "all local"
+    assert mounts_fact(None).state == "unknown"
+    network = Judgement("warned", "a network volume", mount("nfs4"))
+    told = mounts_fact([network])
+    assert (told.state, told.text, told.advice) == ("ok", "/mnt (nfs4, warned)", None)
+    told = mounts_fact([network, *[Judgement("refused", "a store behind FUSE", mount("fuse.rclone"))] * 5])
+    assert told.state == "note"
+    assert told.text.endswith("/mnt (fuse.rclone, refused) and 2 more")
+    assert told.advice is not None
+    assert told.advice.startswith("read buckets by their URLs, not through /mnt")
 
 
 def test_who_only_reads_needs_no_right_to_write() -> None:
