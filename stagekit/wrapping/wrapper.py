@@ -215,6 +215,8 @@ class _Wrapper:
     reason: Reason = "ended"
     early: list[int] = field(default_factory=list)
     sender: threading.Thread | None = None
+    last: threading.Thread | None = None
+    sent_last: bool = False
     stop_logs: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> Ended:
@@ -534,8 +536,18 @@ class _Wrapper:
         return max(0.0, min(end_s, self.deadline if self.deadline is not None else end_s) - self.monotonic())
 
     def _last_logs(self, logs: Logs, end_s: float) -> bool:
+        """Send what the logs still lack, and wait for that while there is time. What is on its way then is left to the next start."""
         if self.sender is not None:
             self.sender.join(self._left(end_s))
             if self.sender.is_alive():
                 return False  # a store that hangs
-        return self._left(end_s) > 0 and logs.bring(last=True)
+        if self.last is None:
+            if self._left(end_s) <= 0:
+                return False
+            self.last = threading.Thread(target=self._send_last, args=(logs,), name="stagekit-last-logs", daemon=True)
+            self.last.start()
+        self.last.join(self._left(end_s))
+        return self.sent_last
+
+    def _send_last(self, logs: Logs) -> None:
+        self.sent_last = logs.bring(last=True)

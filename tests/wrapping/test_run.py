@@ -182,6 +182,32 @@ def test_sigterm_with_a_short_grace_on_a_throttled_store_ends_in_time_and_loses_
         assert [one.step for one in Run(url, store=config).checkpoints()] == [3, 2, 1]
 
 
+def test_logs_that_take_too_long_are_left_to_teardown_after_the_drain_and_after_the_grace(
+    tmp_path: Path, moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig]
+) -> None:
+    credentials_for(moto_server)
+    url = f"s3://{moto_server.create_bucket()}/run"
+    with FaultProxy(moto_server.endpoint_url) as proxy:
+        machine = Machine(tmp_path / "machine", url, {"AWS_ENDPOINT_URL": proxy.endpoint_url, "AWS_PROFILE": moto_server.name})
+        proxy.fault(Throttle(100, "request"), method="PUT", key="*/out/model.bin", times=None)  # ten minutes: longer than any test may take
+        command = ["bash", "-c", "head -c 60000 /dev/zero > out/model.bin; touch ended"]
+        done = machine.stagekit(*machine.line(command, "--drain", "1s"))
+        assert done.code == 1
+        assert f"logs are not all in {url}; the next start, or `stagekit teardown`, sends them" in done.err
+        proxy.clear()
+        assert machine.stagekit("teardown").code == 0
+        (machine.directory / "ended").unlink()
+        proxy.fault(Throttle(100, "request"), method="PUT", key="*/out/model.bin", times=None)
+        process = machine.begin(*machine.line(command, "--grace", "2s"))
+        eventually(lambda: (machine.directory / "ended").exists())
+        process.terminate()
+        code, _, err = finished(process)
+        assert code in (1, 143), err
+        assert f"logs are not all in {url}" in err
+        proxy.clear()
+        assert machine.stagekit("teardown").code == 0
+
+
 # ------------------------------------------------------------------------------------------------------------------- kill -9
 
 
