@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -69,6 +71,22 @@ def test_a_mounted_bucket_will_fail_and_its_url_is_told(fuse: FuseMount) -> None
     assert f"use s3://{fuse.bucket}/data instead" in found["advice"]
     mounts = next(one for one in record["sections"][0]["facts"] if one["name"] == "mounts")
     assert {"class": "refused", "type": "fuse.rclone", "point": str(fuse.mount_point)} in mounts["mounts"]
+
+
+def test_a_mount_that_hangs_is_told_and_holds_nobody_up(fuse: FuseMount) -> None:
+    os.kill(fuse.daemon.pid, signal.SIGSTOP)
+    try:
+        told = fuse.python(
+            "import sys; from stagekit.cli import main; sys.exit(main(['doctor', sys.argv[1], '--json']))", fuse.mount_point / "data"
+        )
+    finally:
+        os.kill(fuse.daemon.pid, signal.SIGCONT)
+    assert told.returncode == 1, told.stderr
+    record = json.loads(told.stdout.splitlines()[-1])
+    found = next(one for one in record["sections"][0]["facts"] if one["name"] == "path")
+    assert found["state"] == "bad"
+    assert "it does not answer" in found["text"]
+    assert f"unmount it (umount -l {fuse.mount_point})" in found["advice"]
 
 
 def test_stores_are_asked_beside_each_other_and_nothing_is_left(any_s3: S3Place, machine: Machine) -> None:
