@@ -25,7 +25,7 @@ from ..processes import Process
 from .abandon import sleep as sleep_until_abandoned
 
 _RECORD = struct.Struct("<dd")
-_LONGEST_S = 3600.0
+_LONGEST_S = 86400.0
 """A moment further away than this was written by another clock and means nothing."""
 _LOCK_TRIES = 100
 _LOCK_PAUSE_S = 0.01
@@ -57,12 +57,22 @@ class Limits:
         now_s = self._clock()
         wait_s = self._turns.take(now_s, self._request_s, size * self._byte_s)
         if wait_s > 0:
+            _here.waited_s = waited_s() + wait_s
             self._sleep(wait_s)
 
     def charge(self, size: int) -> None:
         """``size`` bytes came whose number was not known before. Those who come next wait for them."""
         if size and self._byte_s:
             self._turns.take(self._clock(), 0.0, size * self._byte_s)
+
+
+_here = threading.local()
+
+
+def waited_s() -> float:
+    """How long this thread has waited for its turns in all: time that no server is to blame for."""
+    waited: float = getattr(_here, "waited_s", 0.0)
+    return waited
 
 
 def limits_path(endpoint: str, home: Path) -> Path:

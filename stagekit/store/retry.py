@@ -15,6 +15,7 @@ from .abandon import abandoned
 from .abandon import sleep as sleep_until_abandoned
 from .base import Children, Data, Multipart, ObjectInfo, OpenUpload, Store, WrappedStore
 from .extras import list_strictly
+from .limits import waited_s
 
 _T = TypeVar("_T")
 _FIRST_WAIT_S = 0.5
@@ -185,17 +186,19 @@ class _RetryMultipart:
 
 
 class _Patience:
-    """The budget of one call."""
+    """The budget of one call. What a limit on requests or bytes made it wait for is not taken from it."""
 
     def __init__(self, store: RetryStore) -> None:
         self._store = store
         self._began = store._clock()
+        self._waited_s = waited_s()
         self._waits = 0
         self.tries = 0
 
     def progress(self) -> None:
         """Bytes arrived, so the other side is alive: the budget and the waits start again."""
         self._began = self._store._clock()
+        self._waited_s = waited_s()
         self._waits = 0
 
     def wait(self, error: StoreError, *, even_so: bool = False) -> None:
@@ -207,7 +210,7 @@ class _Patience:
         wait_s = store._random() * min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**self._waits)
         if error.retry_after_s is not None:
             wait_s += error.retry_after_s
-        spent_s = store._clock() - self._began
+        spent_s = store._clock() - self._began - (waited_s() - self._waited_s)
         if spent_s + wait_s > store.budget_s:
             if self.tries > 1:
                 _add(error, f"tried {self.tries} times in {format_duration(spent_s)}")

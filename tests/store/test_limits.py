@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 
 from stagekit.config import StoreConfig
-from stagekit.errors import UsageError
+from stagekit.errors import Throttled, UsageError
 from stagekit.store import open_store
+from stagekit.store.base import Data, ObjectInfo, WrappedStore
 from stagekit.store.limits import Limits, limits_path
+from stagekit.store.memory import MemoryStore
+from stagekit.store.retry import RetryStore
 
 from ..conftest import S3Place
 
@@ -201,6 +204,29 @@ def test_bytes_of_a_store_wait_in_both_directions(place_on: Callable[[str], S3Pl
     assert len(store.get("a")) == 1_000_000  # nobody knew before how much it would be
     store.put("b", b"x")
     assert time.monotonic() - began >= 0.25
+
+
+def test_waiting_for_a_turn_is_not_taken_from_the_budget_for_repeating(tmp_path: Path) -> None:
+    clock = Clock()
+    limits = Limits(tmp_path / "limits", bytes_per_s=1e6, clock=clock, sleep=clock.sleep)
+    limits.wait(200_000_000)  # somebody else's
+
+    class Slow(WrappedStore):
+        failures = 3
+
+        def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
+            limits.wait(len(data))
+            if self.failures:
+                self.failures -= 1
+                raise Throttled("slow down")
+            return self.inner.put(key, data)
+
+    slow = Slow(MemoryStore("memory://limits/waiting"))
+    RetryStore(slow, 60, clock=clock, sleep=clock.sleep, random=lambda: 1.0).put("a", bytes(1_000_000))
+    assert clock.now_s > 1200
+    slow.failures = 1000
+    with pytest.raises(Throttled, match=r"tried \d+ times in"):
+        RetryStore(slow, 60, clock=clock, sleep=clock.sleep, random=lambda: 1.0).put("a", bytes(1_000_000))
 
 
 @pytest.mark.parametrize("name", ["max_requests_per_s", "max_bytes_per_s"])
