@@ -74,7 +74,8 @@ class Again:
         lines += [f"# {text}" for text in self.differences]
         if then is not None and (self.code is None or self.code.commit != then.commit):
             if then.remote and self.code is None:
-                lines.append(f"git clone {shlex.quote(then.remote)}")
+                name = then.remote.rstrip("/").removesuffix(".git").replace(":", "/").rpartition("/")[2] or "code"
+                lines.append(f"git clone {shlex.quote(then.remote)} {shlex.quote(name)} && cd {shlex.quote(name)}")
             lines.append(f"git checkout {then.commit}")
         return [*lines, self.attempt.line]
 

@@ -20,7 +20,7 @@ from ..errors import CheckpointError, StagekitError, UsageError, WorkerDied
 from ..mounts import refuse_mount
 from ..processes import Process
 from ..progress import Event, Message, Progress, Subscriber
-from ..runs.layout import Checkpoint
+from ..runs.layout import Checkpoint, parse_reference
 from ..runs.run import Run, log
 from ..runs.spool import default_dir
 from ..runs.sync import create
@@ -109,6 +109,10 @@ def run_command(
         raise UsageError("stagekit run: no command; put it behind two dashes: stagekit run --to RUN --watch DIR -- python train.py")
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("run_command passes signals on, so it must be called in the main thread")
+    if isinstance(to, str) and (named_run := parse_reference(to)[0]) != to:
+        raise UsageError(
+            f"--to {to}: that names one checkpoint of {named_run}, and a run cannot be called so; give the run: --to {named_run}"
+        )
     environ = dict(os.environ if environ is None else environ)
     world_size = world_size_of(command, environ, settings.world_size)
     quietly = _Quietly(on_event)

@@ -117,7 +117,7 @@ def test_what_is_different_here_is_told() -> None:
         "# 1 files were not in git, such as data.csv; they are not recorded",
         "# missing packages: torch==2.5.0",
         "# packages of another version: numpy 2.0.0 (was 1.26.0)",
-        "git clone https://x/y",
+        "git clone https://x/y y && cd y",
         "git checkout c0ffee",
         "stagekit run --to s3://b/run --watch out -- python train.py",
     ]

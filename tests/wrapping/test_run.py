@@ -497,6 +497,7 @@ def test_arguments_that_cannot_be_meant(machine: Machine) -> None:
         (["run", "--watch", "out", "--", "true"], "Missing option '--to'"),
         (["run", "--to", machine.url, "--watch", "", "--", "true"], "--watch: an empty text names no directory"),
         (["run", "--to", machine.url, "--watch", TOY, "--", "true"], "it is no directory"),
+        (["run", "--to", f"{machine.url}@5", "--watch", "out", "--", "true"], f"names one checkpoint of {machine.url}, and a run"),
     ):
         done = machine.stagekit(*arguments)
         assert done.code == 2, done.err
