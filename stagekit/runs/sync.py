@@ -284,7 +284,7 @@ class Uploader:
             total = left = len(self._jobs)
         shown = -1
         while True:
-            if left != shown:
+            if left != shown and (left or total):  # nothing to send is nothing to tell
                 shown = left
                 self._on_event(Progress("sending checkpoints", max(total - left, 0), total, unit="checkpoints", finished=not left))
             with self._changed:
