@@ -20,14 +20,14 @@ from ..location import Location
 from ..pace import Pace
 from ..progress import Progress, Stage, Subscriber, ignore
 from ..publishing.destination import stored_sha256
-from ..publishing.etag import Etag
 from ..publishing.job import read_samples
 from ..shards.index import Batch
 from ..shards.plan import PlannedShard
 from ..sources.base import Bad, OnBad, Source
 from ..store import open_store
 from ..store.base import Data, ObjectInfo, Store
-from ..transfer.put import Stored, put_file
+from ..transfer.checksum import EtagOfParts
+from ..transfer.put import Stored, part_size_for, put_file
 from .columns import KEY, Columns, value_of
 from .index import HASH, INDEX, Entry, bytes_of, name_of, renamed, sha256_of, shard_name
 from .scratch import scratch_folder
@@ -213,10 +213,10 @@ def _whole(key: str, name: str, size: int, pieces: Iterable[Data]) -> bytes:
 
 
 def _has_etag(path: Path, info: ObjectInfo) -> bool:
-    etag = Etag.like(info)
+    etag = EtagOfParts.like(info, part_size_for(None))
     if etag is None:
         return False
     with path.open("rb") as file:
         while data := file.read(_PIECE):
             etag.update(data)
-    return etag.matches(info)
+    return etag.gives(info)

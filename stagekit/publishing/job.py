@@ -26,9 +26,9 @@ from ..shards.plan import PlannedSample, PlannedShard
 from ..sources.base import Bad, InOrder, OnBad, Read, Source
 from ..store import open_store
 from ..store.base import Data, ObjectInfo, Store
-from ..transfer.put import Stored, put_object
+from ..transfer.checksum import EtagOfParts
+from ..transfer.put import Stored, part_size_for, put_object
 from .destination import content, stored_sha256
-from .etag import Etag
 from .sending import tar_writer
 
 _REPORT_EVERY_S = 0.1
@@ -169,7 +169,7 @@ class _Work:
             raise error
         self._bad[key] = Bad(key, str(error))
 
-    def _build(self, digests: Etag | None = None) -> BuiltShard:
+    def _build(self, digests: EtagOfParts | None = None) -> BuiltShard:
         """The shard's digests, without keeping or sending a byte."""
         builder = ShardBuilder()
         for piece in self._pieces(builder):
@@ -188,10 +188,10 @@ class _Work:
             info = store.head(name)
         except NotFound:
             info = ObjectInfo(name, 0)
-        digests = Etag.like(info)
+        digests = EtagOfParts.like(info, part_size_for(None))
         built = self._build(digests)
         same = built.table.to_bytes() == table and built.bytes == info.size
-        if same and digests is not None and not digests.matches(info):
+        if same and digests is not None and not digests.gives(info):
             # An etag may look like an MD5 and be none (server-side encryption), so it can only acquit.
             same = stored_sha256(store, name) == built.sha256
         if not same:

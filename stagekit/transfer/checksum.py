@@ -15,7 +15,7 @@ from typing import Literal
 import xxhash
 
 from ..shards.index import BlockTable
-from ..store.base import Data
+from ..store.base import Data, ObjectInfo
 from .put import PART_SIZE, part_size_for
 
 Finding = Literal["proven", "differs", "unknown"]
@@ -137,6 +137,12 @@ class EtagOfParts:
         self._filled = 0
         self._parts: list[bytes] = []
 
+    @classmethod
+    def like(cls, info: ObjectInfo, part_size: int) -> EtagOfParts | None:
+        """Ready to make an etag like that of ``info``, in parts of ``part_size`` if it has any; ``None`` when that is no MD5."""
+        match = _MD5.fullmatch((info.etag or "").lower())
+        return None if match is None else cls(part_size, with_count=match.group(2) is not None)
+
     def update(self, data: Data) -> None:
         if not self._with_count:
             self._md5.update(data)
@@ -162,3 +168,7 @@ class EtagOfParts:
             return self._md5.hexdigest()
         parts = [*self._parts, self._md5.digest()] if self._filled or not self._parts else self._parts
         return f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
+
+    def gives(self, info: ObjectInfo) -> bool:
+        """Whether what was passed has the etag of ``info``."""
+        return self.value == (info.etag or "").lower()
