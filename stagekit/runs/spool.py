@@ -242,8 +242,8 @@ class Spool:
             self._discard(reserved.parent)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfSpace(
-                    f"step {entry.step}: no space in {self.directory} to pin {source}; free some, or pass spool_dir= on the same file "
-                    "system as the checkpoints, where pinning takes no space"
+                    f"step {entry.step}: no space in {self.directory} to pin {source}; free some. Pinning takes next to none where the "
+                    "spool is on the file system of the checkpoints (spool_dir=, --spool)"
                 ) from error
             raise SourceError(f"step {entry.step}: cannot pin {source}: {error}") from error
         except BaseException:

@@ -113,6 +113,8 @@ def run_command(
         raise UsageError(
             f"--to {to}: that names one checkpoint of {named_run}, and a run cannot be called so; give the run: --to {named_run}"
         )
+    if settings.stall_s is not None and settings.stall_s <= 0:
+        raise UsageError("--stall 0: the command would be ended at once; give a time such as 30m")
     environ = dict(os.environ if environ is None else environ)
     world_size = world_size_of(command, environ, settings.world_size)
     quietly = _Quietly(on_event)
@@ -128,6 +130,8 @@ def run_command(
         on_event=quietly,
         **options,
     )
+    if isinstance(to, str) and training._location.is_directory and not to.startswith(("/", ".", "~", "file:")):
+        quietly(Message(f"--to {to} is the directory {training.url} of this machine; a bucket is written s3://{to}", "warning"))
     wrapper = _Wrapper(command, training, roots, settings, store, world_size, quietly, clock, monotonic, sleep, environ)
     try:
         return wrapper.run()
@@ -147,6 +151,8 @@ def directories(settings: Settings, on_event: Subscriber) -> list[Path]:
         if not os.fspath(given):
             raise UsageError("--watch: an empty text names no directory; give the one that the command saves into")
         directory = Path(os.path.abspath(os.path.expanduser(os.fspath(given))))
+        if directory in (Path.home(), *Path.home().parents):
+            raise UsageError(f"--watch {given}: that is all of {directory}; name the directory that the command saves its checkpoints into")
         judged = refuse_mount(directory, "watching", allow_mount=settings.allow_mount)
         if judged.warning:
             on_event(Message(judged.warning, "warning"))
@@ -320,12 +326,14 @@ class _Wrapper:
 
     def _finish_left(self) -> None:
         """What a killed process left on this disk comes first: it may be the newest checkpoint there is."""
+        left = [note for note in notes() if note.url == self.training.url and note.is_over()]
+        if not left and not waiting_for(self.training):
+            return  # a start that is refused after this has left nothing for teardown to wonder about
         _, uploader = self.training._begin()
         if uploader.status().pending:
             uploader.drain(self.settings.drain_s)
-        for note in notes():
-            if note.url == self.training.url and note.is_over():
-                finish_left(note, self.training, on_event=self.on_event, clock=self.clock, monotonic=self.monotonic)
+        for note in left:
+            finish_left(note, self.training, on_event=self.on_event, clock=self.clock, monotonic=self.monotonic)
 
     def _attempt(self) -> str:
         """A name for this start, after all that are known here or in the bucket."""

@@ -173,7 +173,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, spool: Spool, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(OutOfSpace, match="pass spool_dir= on the same file system"):
+    with pytest.raises(OutOfSpace, match=r"free some\. Pinning takes next to none where the spool is on the file system"):
         spool.pin(fill(tmp_path / "out"), entry())
     assert pending(spool.directory) == []
     assert not any((spool.directory / "incoming").glob("*"))

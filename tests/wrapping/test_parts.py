@@ -9,8 +9,10 @@ import pytest
 
 from stagekit.cli import main
 from stagekit.config import home_directory
-from stagekit.errors import ManifestError, UsageError
+from stagekit.errors import CheckpointError, ManifestError, UsageError
 from stagekit.processes import Process
+from stagekit.progress import Event, Message
+from stagekit.runs.home import known_runs
 from stagekit.runs.layout import Checkpoint, CheckpointManifest, CheckpointName, FileRecord
 from stagekit.wrapping.collect import named
 from stagekit.wrapping.note import Note, notes
@@ -110,4 +112,24 @@ def test_what_cannot_be_meant_is_refused_before_anything_happens(tmp_path: Path)
         run_command([], str(tmp_path / "run"), Settings(watch=("out",)))
     with pytest.raises(UsageError, match="nothing is watched"):
         run_command(["true"], str(tmp_path / "run"), Settings(watch=()))
+    with pytest.raises(UsageError, match="--stall 0: the command would be ended at once"):
+        run_command(["true"], str(tmp_path / "run"), Settings(watch=("out",), stall_s=0.0))
+    for everything in ("/", "~", str(Path.home().parent)):
+        with pytest.raises(UsageError, match=r"--watch .*: that is all of /.*; name the directory that the command saves"):
+            run_command(["true"], str(tmp_path / "run"), Settings(watch=(everything,)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_is_refused_leaves_teardown_nothing_to_wonder_about(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="must"):
+        run_command(["true"], str(tmp_path / "run"), Settings(watch=(str(tmp_path / "out"),), resume="must"))
+    assert known_runs() == []
+
+
+def test_a_bucket_without_its_scheme_is_told_to_be_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told: list[Event] = []
+    run_command(["true"], "my-bucket/run", Settings(watch=("out",)), on_event=told.append)
+    assert [event.text for event in told if isinstance(event, Message) and "is the directory" in event.text] == [
+        f"--to my-bucket/run is the directory {tmp_path}/my-bucket/run of this machine; a bucket is written s3://my-bucket/run"
+    ]
