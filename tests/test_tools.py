@@ -72,7 +72,7 @@ def test_both_environments_run_and_either_may_fail(scripted: Path) -> None:
     code, said = run_scripted(scripted)
     assert code == 3, "the second one failed"
     assert said[0].startswith("test runs -m pytest -n ")
-    assert said[1:] == ["mosaicml runs -m pytest tests/mosaicml"]
+    assert said[1:] == ["mosaicml runs -m pytest tests/mosaicml tests/hooks/test_transformers.py"]
 
 
 def test_quick_leaves_the_second_environment_out_and_says_so(scripted: Path) -> None:

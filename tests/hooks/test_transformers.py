@@ -14,6 +14,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint import save as dcp_save
 from transformers import Trainer, TrainerCallback
+from transformers import __version__ as transformers_version
 
 from stagekit.errors import CheckpointError, Denied, NotFound, UploadFailed, UsageError
 from stagekit.hooks.base_model import base_model_of
@@ -31,8 +32,16 @@ from .machines import group, machine
 
 STEPS = 4  # of an epoch
 
-# peft 0.21 asks transformers 5.24 for an attribute that it renamed.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+# This file also runs with transformers 4.57, in the environment of tests/mosaicml. It has no checkpoints on SIGTERM, and with torch 2.14 its
+# Trainer cannot load its own optimizer on two ranks without a GPU ("don't know how to restore data location … tagged with cpu:0").
+SINCE_5 = pytest.mark.skipif(int(transformers_version.partition(".")[0]) < 5, reason="transformers 4.57 cannot do this, see above")
+
+pytestmark = [
+    # peft 0.21 asks transformers 5.24 for an attribute that it renamed.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    # What transformers 4.57 says of saves that are less than a second apart.
+    pytest.mark.filterwarnings("ignore:mtime may not be reliable on this filesystem:UserWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +99,7 @@ def test_another_process_with_nothing_but_the_url_goes_on(straight: dict[int, fl
     assert {int(step): loss for step, loss in json.loads(done.read("losses.json")).items()} == straight
 
 
+@SINCE_5
 def test_two_ranks_go_on_together(tmp_path: Path) -> None:
     lost = group(tmp_path, "one", "hf", "out", "losses.json", "--straight", "--stop-at", "3")
     assert lost.codes == [9, 9], lost.said
@@ -180,6 +190,7 @@ def test_the_training_does_not_end_well_before_the_bucket_has_everything(
     assert steps(store) == [1]
 
 
+@SINCE_5
 def test_a_save_without_on_save_is_found_at_the_end(make_run: Callable[..., Run], store: FaultStore, tmp_path: Path) -> None:
     """SIGTERM with transformers' own handler saves and ends the training without telling any callback."""
     previous = signal.getsignal(signal.SIGTERM)
