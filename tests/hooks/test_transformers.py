@@ -32,8 +32,8 @@ from .machines import group, machine
 
 STEPS = 4  # of an epoch
 
-# This file also runs with transformers 4.57, in the environment of tests/mosaicml. It has no checkpoints on SIGTERM, and with torch 2.14 its
-# Trainer cannot load its own optimizer on two ranks without a GPU ("don't know how to restore data location … tagged with cpu:0").
+# This file also runs with transformers 4.57, in the environment of tests/mosaicml. It has no checkpoints on SIGTERM, and its Trainer cannot
+# load its own optimizer on two ranks without a GPU (torch 2.14: "don't know how to restore data location … tagged with cpu:0").
 SINCE_5 = pytest.mark.skipif(int(transformers_version.partition(".")[0]) < 5, reason="transformers 4.57 cannot do this, see above")
 
 pytestmark = [
