@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice, pairwise
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from .store import Where, open_store
 from .store.base import Store
 from .store.below import Below
 from .store.usage import Usage, price_text
-from .units import format_count, format_size
+from .units import format_count, format_duration, format_rate, format_size
 
 # Files that Python would execute when it loads them, by the endings that trainers use.
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".distcp")
@@ -305,10 +306,35 @@ class AttemptInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ArrivalInfo:
+    """How a checkpoint reached the bucket: committed ``age_s`` ago, ``lag_s`` after it was saved; ``bytes`` were sent for it.
+
+    Both durations compare two machines' clocks. ``None`` where the store does not tell when an object was written.
+    """
+
+    age_s: float | None
+    lag_s: float | None
+    bytes: int
+
+    @property
+    def line(self) -> str:
+        """The same for people; nothing when nothing is known."""
+        if self.age_s is None:
+            return ""
+        text = f"verified {format_duration(self.age_s)} ago"
+        if self.lag_s is not None:
+            rate = f", {format_rate(self.bytes / self.lag_s)}" if self.lag_s >= 1 else ""
+            text += f", {format_duration(self.lag_s)} after it was saved{rate}"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a run holds. ``unfinished`` are attempts that were never committed, ``damaged`` those whose manifest is unusable. ``pending``
-    is what this machine, and no other, has not sent yet. ``traffic`` is what ``trainings`` that have finished asked of each store, by URL;
-    ``price_per_gb`` turns what they received into money.
+    """What a run holds.
+
+    ``unfinished`` are attempts that were never committed, ``damaged`` those whose manifest is unusable. ``pending`` is what this machine,
+    and no other, has not sent yet. ``arrival`` is that of the newest checkpoint. ``traffic`` is what ``trainings`` that have finished
+    asked of each store, by URL; ``price_per_gb`` turns what they received into money.
     """
 
     url: str
@@ -321,6 +347,7 @@ class RunInfo:
     traffic: Mapping[str, Usage] = field(default_factory=dict)
     trainings: int = 0
     price_per_gb: float | None = None
+    arrival: ArrivalInfo | None = None
     kind: Literal["run"] = field(default="run", init=False)
 
     @property
@@ -330,6 +357,8 @@ class RunInfo:
         if self.checkpoints:
             newest = self.checkpoints[-1]
             lines.append(f"newest     step {format_count(newest.step)}" + ("" if newest.epoch is None else f", epoch {newest.epoch}"))
+        if self.arrival is not None and self.arrival.line:
+            lines.append(f"arrived    {self.arrival.line}")
         for one in self.checkpoints:
             metrics = "".join(f", {name} {value:.6g}" for name, value in sorted(one.metrics.items()))
             lines.append(f"checkpoint @{one.step}: {format_size(one.bytes)}, {_plural(len(one.files), 'file')}{metrics}")
@@ -358,6 +387,7 @@ class RunInfo:
         if self.price_per_gb is not None:
             values["cost"] = sum(self.traffic.values(), Usage()).cost(self.price_per_gb)
         values |= {"unfinished": [asdict(one) for one in self.unfinished], "pending": [asdict(one) for one in self.pending]}
+        values |= {"arrival": asdict(self.arrival) if self.arrival is not None else None}
         return {**values, "damaged": list(self.damaged), "checkpoints": checkpoints}
 
 
@@ -368,6 +398,7 @@ def info(
     price_per_gb: float | None = None,
     store: StoreConfig | None = None,
     on_event: Subscriber = ignore,
+    clock: Callable[[], float] = time.time,
 ) -> DatasetInfo | RunInfo | CheckpointInfo:
     """What a data set, a run, or one checkpoint of a run (``RUN@1200``, ``RUN@latest``, ``RUN@best``) holds.
 
@@ -386,7 +417,7 @@ def info(
     if kind == "dataset":
         return replace(_dataset_info(opened, where, peek, store), price_per_gb=price_per_gb)
     if kind == "run":
-        return _run_info(opened, price_per_gb)
+        return _run_info(opened, price_per_gb, clock())
     raise nothing(opened, "looking at")
 
 
@@ -447,7 +478,7 @@ def _preview(sample: Mapping[str, Any]) -> dict[str, str]:
     return shown
 
 
-def _run_info(opened: Store, price_per_gb: float | None) -> RunInfo:
+def _run_info(opened: Store, price_per_gb: float | None, now_s: float) -> RunInfo:
     url = str(opened.location)
     try:
         created_s: float | None = RunRecord.from_bytes(bytes(opened.get(RUN_JSON)), source=f"{url}/{RUN_JSON}").created_s
@@ -465,7 +496,19 @@ def _run_info(opened: Store, price_per_gb: float | None) -> RunInfo:
         tuple(_pending(url)),
         *recorded(opened),
         price_per_gb,
+        _arrival(opened, checkpoints[-1], now_s) if checkpoints else None,
     )
+
+
+def _arrival(store: Store, checkpoint: Checkpoint, now_s: float) -> ArrivalInfo | None:
+    try:
+        arrived_s = store.head(checkpoint.name.manifest_key).modified_s
+    except NotFound:
+        return None  # it was removed since it was listed
+    saved_s = checkpoint.manifest.saved_s
+    age_s = max(0.0, now_s - arrived_s) if arrived_s is not None else None
+    lag_s = max(0.0, arrived_s - saved_s) if arrived_s is not None and saved_s is not None else None
+    return ArrivalInfo(age_s, lag_s, sum(record.bytes for record in checkpoint.files if record.object is None))
 
 
 def _delivered(store: Store, name: CheckpointName) -> tuple[int, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
+from stagekit.cli.info import again
 from stagekit.errors import BucketNotFound, CheckpointError, Denied, ManifestError, UploadFailed
 from stagekit.progress import ignore
 from stagekit.report import CheckpointInfo, DatasetInfo, Entry, RunInfo, info, ls
@@ -163,6 +165,31 @@ def test_a_run_is_described_and_its_pickles_are_named(url: str) -> None:
         assert words in text
     record = json.loads(json.dumps(found.record, allow_nan=False))
     assert record["checkpoints"][0]["metrics"] == {"loss": "nan"}
+
+
+def test_a_run_tells_when_its_newest_checkpoint_arrived_and_how_fast(tmp_path: Path) -> None:
+    with Run(tmp_path / "run", spool_dir=tmp_path / "spool", clock=lambda: 1_000.0, on_event=ignore) as run:
+        with run.checkpoint(step=7) as directory:
+            (directory / "model.pt").write_bytes(bytes(8_000_000))
+    (manifest,) = (tmp_path / "run" / "checkpoints").glob("*/manifest.json")
+    os.utime(manifest, (1_004.0, 1_004.0))
+    found = info(tmp_path / "run", clock=lambda: 1_304.0)
+    assert isinstance(found, RunInfo)
+    assert "arrived    verified 5 min ago, 4.0 s after it was saved, 2.00 MB/s" in found.lines
+    assert found.record["arrival"] == {"age_s": 300.0, "lag_s": 4.0, "bytes": 8_000_000}
+
+
+def test_looking_again_and_again_ends_with_ctrl_c() -> None:
+    shown: list[int] = []
+
+    def sleep(seconds: float) -> None:
+        assert seconds > 0
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        again(lambda: shown.append(len(shown)), sleep)
+    assert shown == [0, 1, 2]
 
 
 def test_a_run_tells_what_this_machine_holds_and_which_ranks_are_late(url: str, tmp_path: Path) -> None:
