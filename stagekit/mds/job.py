@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,11 +193,21 @@ class _Work:
             self._on_event(Progress(name, self._done, self._job.shard.bytes))
 
 
+def require_writer() -> None:
+    """Nothing when MosaicML's package is installed here, which is not imported for that. Raises ``MissingExtra``."""
+    if find_spec("streaming") is None:
+        raise _missing()
+
+
+def _missing() -> MissingExtra:
+    return MissingExtra.of("mosaicml", "mosaicml-streaming", "writing MosaicML's format")
+
+
 def _writer(job: MdsJob, folder: Path) -> Any:
     try:
         from streaming import MDSWriter
     except ImportError:
-        raise MissingExtra.of("mosaicml", "mosaicml-streaming", "writing MosaicML's format") from None
+        raise _missing() from None
     return MDSWriter(out=str(folder), columns=dict(job.columns), hashes=[HASH], size_limit=job.size_limit)
 
 

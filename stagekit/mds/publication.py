@@ -33,7 +33,7 @@ from ..transfer.put import put_object
 from ..units import format_count, format_duration, format_rate, format_size
 from . import index
 from .index import INDEX, Entry
-from .job import MdsJob, MdsOutcome, run_job
+from .job import MdsJob, MdsOutcome, require_writer, run_job
 from .outline import SHARD_SIZE, MdsOutline, mds_outline
 
 _LEAVING_S = 5.0  # for the last words to a store that may be gone
@@ -219,7 +219,7 @@ def publish_mds(
     run = _Run(source, plan, dest, opened, store, on_bad, on_event, started_s)
     work = Work(len(plan.shards), plan.bytes, plan.plan.files)
     with open_engine(wanted, work, opened.location, run.on_shard_event) as engine:
-        published = run.publish(engine, takeover=takeover)
+        published = run.publish(engine, takeover=takeover, here=wanted.executor is None)
     note_ended(opened.location)
     return published
 
@@ -251,10 +251,13 @@ class _Run:
         self._started_s = started_s
         self._meter = Meter(on_event)
 
-    def publish(self, engine: Engine, *, takeover: bool) -> MdsPublication:
+    def publish(self, engine: Engine, *, takeover: bool, here: bool) -> MdsPublication:
+        """``here`` says that the workers are processes of this machine, with the packages that it has."""
         found = look(self._store)
         published = read_index(self._store)
         if published is None:
+            if here:
+                require_writer()  # before the claim: teardown would ask for shards of which none was made
             resume = self._enter(found, takeover=takeover)
             # Between looking and claiming another run may have finished.
             published = read_index(self._store)

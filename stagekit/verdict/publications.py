@@ -44,7 +44,8 @@ def judge(
         what = f"shards were sent here and not published when this machine last knew; now it cannot be looked at: {error}"
         return [Finding("CANNOT TELL", ROW, what, one.url, fix=f"stagekit ls {one.url}")]
     again = (
-        f"repeat the command that publishes it, as in: stagekit shard DATA {one.url}; or give it up: stagekit teardown --ignore {one.url}"
+        f"repeat the command that publishes it, with the options it had, as in: stagekit shard DATA {one.url}; "
+        f"or give it up: stagekit teardown --ignore {one.url}"
     )
     state = claim.state()
     if state == "running":
