@@ -57,10 +57,8 @@ class Landing:
     # ------------------------------------------------------------------------------------------------------------------ the lock
 
     def __enter__(self) -> Self:
-        self._home.parent.mkdir(parents=True, exist_ok=True)
         while True:
-            with suppress(FileExistsError):
-                self._home.mkdir()
+            self._make_home()
             try:
                 handle = os.open(self._home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except NotADirectoryError:
@@ -77,6 +75,18 @@ class Landing:
         self._handle = handle
         self.files.mkdir(exist_ok=True)
         return self
+
+    def _make_home(self) -> None:
+        try:
+            self._home.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self._home.mkdir()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UsageError(
+                f"pulling to {self.target}: {self._home} cannot be made ({error.strerror}); give a directory where this user may write"
+            ) from error
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         shutil.rmtree(self.incoming, ignore_errors=True)

@@ -91,6 +91,8 @@ def push(
     bytes_per_s = rate_of(limit_rate)
     opened = paced(open_store(where, store, on_event=on_event), bytes_per_s)
     if not source.is_dir():
+        if "://" in os.fspath(directory):
+            raise UsageError(f"pushing {os.fspath(directory)}: it takes a folder of this machine; between stores use stagekit cp")
         raise UsageError(f"pushing {source}: it is no folder; give one that is there")
     if Location.parse(source).contains(opened.location) or opened.location.contains(Location.parse(source)):
         raise UsageError(f"pushing {source} to {opened.location}: one lies in the other; give a place elsewhere")

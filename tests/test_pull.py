@@ -229,6 +229,9 @@ def test_a_link_in_the_way_is_not_followed(url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.other\.pull is in the way"):
         pull(url, tmp_path / "other")
     assert os.listdir(outside) == []
+    (tmp_path / "a-file").touch()
+    with pytest.raises(UsageError, match=r"a-file/model: .*a-file/\.model\.pull cannot be made .*may write"):
+        pull(url, tmp_path / "a-file" / "model")
 
 
 def test_a_pull_that_broke_goes_on_and_fetches_no_verified_object_again(url: str, tmp_path: Path) -> None:

@@ -165,6 +165,8 @@ def test_a_file_that_changes_while_it_is_sent_is_not_stored(folder: Path, url: s
 def test_what_cannot_be_meant_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere: it is no folder"):
         push(tmp_path / "nowhere", "memory://push/x")
+    with pytest.raises(UsageError, match=r"pushing s3://bucket/x: it takes a folder of this machine; between stores use stagekit cp"):
+        push("s3://bucket/x", "memory://push/x")
     with pytest.raises(UsageError, match="one lies in the other"):
         push(folder, folder / "out")
     (tmp_path / "void").mkdir()
