@@ -244,3 +244,12 @@ def test_looking_around_leaves_no_record_of_a_run_that_will_be_gone(tmp_path: Pa
     training = next(line for line in told[0].splitlines() if "train_digits.py" in line)
     assert training.startswith(f"STAGEKIT_HOME={tmp_path}/demo/home python ")
     assert f"rm -r {tmp_path}/demo " in told[0]
+
+
+def test_a_shell_outside_the_environment_is_told_where_its_commands_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``tools/demo`` installs into an environment of its own, which the shell that called it has not activated."""
+    folder = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin")
+    assert story._path_to_here() == []
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert story._path_to_here() == [f"export PATH={folder}:$PATH"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -355,10 +357,19 @@ def _empty(url: str, store: StoreConfig | None) -> None:
             place.delete(found.key)
 
 
+def _path_to_here() -> list[str]:
+    """The line without which a shell does not find this environment's ``stagekit`` and ``python``; none where it does."""
+    folder = Path(sys.executable).parent
+    if shutil.which("stagekit") == str(folder / "stagekit"):
+        return []
+    return [f"export PATH={shlex.quote(str(folder))}:$PATH"]
+
+
 def _say_how_to_look_around(url: str, directory: Path, server: RcloneServer, pid: int, tell: Tell) -> None:
     keys = _keys_of(server)
     lines = [
         "\n== The server and the data stay. To look around:",
+        *_path_to_here(),
         *(f"export {name}={value}" for name, value in keys.items()),
         f"stagekit ls {url}",
         f"stagekit info {url}/digits/train",
