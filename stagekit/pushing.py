@@ -134,14 +134,22 @@ def push(
 
 def _items(source: Path, on_event: Subscriber) -> Iterator[Item]:
     left_out: list[str] = []
-    for path in sorted(local_files(source)):
+    try:
+        paths = sorted(local_files(source))
+    except PermissionError as error:
+        raise _unreadable(source, os.path.relpath(error.filename, source)) from error
+    for path in paths:
         try:
             found = (source / path).stat()
         except FileNotFoundError as error:
             if (source / path).is_symlink():
                 raise SourceError(f"pushing {source}: {path} is a link that leads nowhere; mend or remove it") from error
             continue  # it went away meanwhile
+        except PermissionError as error:
+            raise _unreadable(source, path) from error
         if stat.S_ISREG(found.st_mode):
+            if not os.access(source / path, os.R_OK):
+                raise _unreadable(source, path)
             yield Item(check_key(path), path, found.st_size)
         else:
             left_out.append(path)
@@ -152,3 +160,7 @@ def _items(source: Path, on_event: Subscriber) -> Iterator[Item]:
                 "warning",
             )
         )
+
+
+def _unreadable(source: Path, path: str) -> SourceError:
+    return SourceError(f"pushing {source}: {path} may not be read by this user, and nothing was sent; look at the owner and mode there")

@@ -162,6 +162,26 @@ def test_a_file_that_changes_while_it_is_sent_is_not_stored(folder: Path, url: s
     assert "large.bin" not in objects(url)
 
 
+@pytest.mark.parametrize("name", ["large.bin", "a"])
+def test_what_this_user_may_not_read_is_named_before_anything_is_sent(
+    folder: Path, tmp_path: Path, name: str, as_nobody: Callable[[Callable[[], str]], str]
+) -> None:
+    (folder / name).chmod(0)
+    bucket = tmp_path / "bucket"
+    bucket.mkdir(mode=0o777)
+    bucket.chmod(0o777)
+
+    def attempt() -> str:
+        try:
+            push(folder, bucket)
+        except SourceError as error:
+            return str(error)
+        return "it was sent"
+
+    assert f"{name} may not be read by this user, and nothing was sent; look at the owner" in as_nobody(attempt)
+    assert os.listdir(bucket) == []
+
+
 def test_what_cannot_be_meant_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere: it is no folder"):
         push(tmp_path / "nowhere", "memory://push/x")

@@ -227,6 +227,8 @@ class OpenedLate:
             descriptor = os.open(self._path, self._flags)
         except FileNotFoundError:
             raise self._error("it was there when the folder was listed and is gone") from None
+        except PermissionError as error:
+            raise self._error(_reason(error), "look at the owner and mode there") from error
         except OSError as error:
             raise self._error(_reason(error)) from error
         try:
@@ -253,10 +255,8 @@ class OpenedLate:
         verb = "shrank" if size < self._size else "grew"
         return self._error(f"it {verb} from {self._size} to {size} bytes after the folder was listed")
 
-    def _error(self, reason: str) -> SourceError:
-        return SourceError(
-            f"reading {self._path}: {reason}; run again once the folder stands still, or with --on-bad skip to count such files and go on"
-        )
+    def _error(self, reason: str, remedy: str = "run again once the folder stands still") -> SourceError:
+        return SourceError(f"reading {self._path}: {reason}; {remedy}, or run with --on-bad skip to count such files and go on")
 
 
 def _reason(error: OSError) -> str:
