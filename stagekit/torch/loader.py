@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -250,6 +251,7 @@ class StreamLoader:
         reader = source.reader
         ended = False
         total, taken, delivered, waited_s, began = Made(), 0, 0, 0.0, time.monotonic()
+        leaving = sys.is_finalizing  # by then modules have lost their names, and nobody reads a receipt
         work = self._work(source, reader, position)
         made = iter(work) if work is not None else (self._assemble([plan.make(group)], source) for group in source)
         try:
@@ -278,25 +280,26 @@ class StreamLoader:
             else:
                 work.close()
                 waited_s = work.waited_s
-            complete = ended if source.count is None else taken == source.count
-            receipt = receipt_of(
-                plan,
-                reader,
-                total,
-                epoch=position.epoch,
-                batches=taken,
-                expected=source.expected,
-                delivered=delivered,
-                waited_s=waited_s,
-                complete=complete,
-                before=before,
-            )
-            if self._iteration in (token, None):
-                self.receipt = receipt
-            if complete:
-                if self._iteration is token:
-                    self._position = Position(position.epoch + 1)
-                plan.report(receipt)
+            if not leaving():
+                complete = ended if source.count is None else taken == source.count
+                receipt = receipt_of(
+                    plan,
+                    reader,
+                    total,
+                    epoch=position.epoch,
+                    batches=taken,
+                    expected=source.expected,
+                    delivered=delivered,
+                    waited_s=waited_s,
+                    complete=complete,
+                    before=before,
+                )
+                if self._iteration in (token, None):
+                    self.receipt = receipt
+                if complete:
+                    if self._iteration is token:
+                        self._position = Position(position.epoch + 1)
+                    plan.report(receipt)
 
     def _open(self, position: Position) -> _Batches | _TarBatches:
         """What is left of an epoch for this rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.context
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -211,6 +212,7 @@ class StreamDataset(IterableDataset[Any]):
         before = plan.usage()
         reader, due = self._open(position, skip, rank, world, worker, workers)
         made, taken, delivered, waited_s = Made(), 0, 0, 0.0
+        leaving = sys.is_finalizing  # by then modules have lost their names, and nobody reads a receipt
         in_worker = get_worker_info() is not None
 
         def state() -> dict[str, Any]:
@@ -242,21 +244,23 @@ class StreamDataset(IterableDataset[Any]):
                         yield values[0]
         finally:
             reader.close()
-            self.receipt = receipt_of(
-                plan,
-                reader,
-                made,
-                epoch=position.epoch,
-                batches=0,
-                expected=taken if due is None else due,
-                delivered=delivered,
-                waited_s=waited_s,
-                complete=ended or taken == due,
-                before=before,
-            )
+            if not leaving():
+                self.receipt = receipt_of(
+                    plan,
+                    reader,
+                    made,
+                    epoch=position.epoch,
+                    batches=0,
+                    expected=taken if due is None else due,
+                    delivered=delivered,
+                    waited_s=waited_s,
+                    complete=ended or taken == due,
+                    before=before,
+                )
         if not in_worker:
             self._now = None  # the epoch is over, and the state is the next one's
-        plan.report(self.receipt)
+        if self.receipt is not None:
+            plan.report(self.receipt)
 
     def _open(self, position: Position, skip: int, rank: int, world: int, worker: int, workers: int) -> tuple[AnyReader, int | None]:
         """What reads a worker's part behind its first ``skip`` samples, and how many those are; ``None`` where nobody knows."""

@@ -131,17 +131,19 @@ def test_a_signal_ends_a_process_that_waits_for_data(tmp_path: Path, sent: signa
 
 _UNFINISHED = """
 import sys
-from stagekit.torch import StreamLoader
+from stagekit.torch import StreamDataset, StreamLoader
 
-batches = iter(StreamLoader(sys.argv[1], 1, threads=4))
-print(next(batches)["__key__"])
+data = StreamLoader(sys.argv[1], 1, threads=4) if sys.argv[2] == "loader" else StreamDataset(sys.argv[1], threads=4)
+samples = iter(data)
+print(next(samples)["__key__"])
 """
 
 
-def test_a_script_that_ends_in_the_middle_of_an_epoch_ends_quietly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["loader", "dataset"])
+def test_a_script_that_ends_in_the_middle_of_an_epoch_ends_quietly(tmp_path: Path, kind: str) -> None:
     data = tmp_path / "digits"
     build(DirectoryStore(data), numbered(200, field="cls"))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _UNFINISHED, str(data)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "ignore", "-c", _UNFINISHED, str(data), kind], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
