@@ -133,7 +133,7 @@ _UNFINISHED = """
 import sys
 from stagekit.torch import StreamDataset, StreamLoader
 
-data = StreamLoader(sys.argv[1], 1, threads=4) if sys.argv[2] == "loader" else StreamDataset(sys.argv[1], threads=4)
+data = StreamLoader(sys.argv[1], 1, threads=4) if sys.argv[2] == "loader" else StreamDataset(sys.argv[1])
 samples = iter(data)
 print(next(samples)["__key__"])
 """
