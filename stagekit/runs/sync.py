@@ -473,6 +473,8 @@ class Uploader:
         with self._changed:
             left = [job.entry for job in self._jobs if job.adopted and job.entry.rank == 0]
         entries = [entry for entry in left if entry.name is None]
+        if not entries:
+            return
         begun = [entry.name for entry in left if entry.name is not None]
         try:
             latest = catalog.latest(store)
@@ -590,15 +592,13 @@ class Uploader:
     def _send(self, job: _Job) -> None:
         entry, store = job.entry, self._open_store()
         held = self._own(store, job) if entry.rank == 0 else None
+        if job.adopted and held is not None:
+            self._place(store, held)  # also when this one has a name: whoever gave it may have been killed before the others had theirs
         if entry.name is None:
             if held is None:
                 raise CheckpointError(f"step {entry.step}: rank {entry.rank} has not joined rank 0's session, so nobody would commit it")
-            if job.adopted:
-                self._place(store, held)
-            else:
-                entry.name = self._next(held, entry)
+            entry.name = self._next(held, entry)
         name = entry.name
-        assert name is not None  # both gave one
         self._spool.save(entry)
         self._on_event(Stage("checkpoint.recorded", str(entry.step)))
         if job.adopted:

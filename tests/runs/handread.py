@@ -68,7 +68,9 @@ def everything_is_described(run: Path) -> set[str]:
         key = file.relative_to(run).as_posix()
         kind, holds = next((kind, holds) for kind, holds in kinds.items() if re.fullmatch(kind, key))
         seen.add(kind.partition("/")[0] + ("/files" if holds is None else "/parts" if "/parts/" in key else ""))
-        if holds is not None and holds.startswith("stagekit-"):
+        if key.endswith(".closed") and file.stat().st_size:
+            unseal(file, "stagekit-traffic")  # where object storage was asked for something meanwhile
+        elif holds is not None and holds.startswith("stagekit-"):
             unseal(file, holds)
         elif holds is not None:
             assert re.fullmatch(holds, file.read_text()), key

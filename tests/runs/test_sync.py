@@ -20,7 +20,7 @@ from stagekit.processes import Process
 from stagekit.progress import Message, Progress
 from stagekit.runs import Run, catalog, lease, sync
 from stagekit.runs.layout import SUPERSEDED, CheckpointName, SupersededRecord
-from stagekit.runs.spool import pending
+from stagekit.runs.spool import Entry, Spool, pending
 from stagekit.testing.faults import FaultStore
 
 from .conftest import Events, Gate, fill
@@ -502,6 +502,42 @@ def test_what_a_process_left_stays_in_order_when_the_next_one_is_killed_between_
     third = make_run()
     third.drain()
     assert steps(store) == [2, 1], "step 1 came under the second process's generation, and step 2 was trained behind it"
+
+
+def test_it_stays_in_order_also_when_one_is_killed_between_their_names(
+    store: FaultStore, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.fail("put", Unreachable("no network"), times=None)
+    first = make_run(drain_s=0)
+    for step in (1, 2):
+        save(first, tmp_path, step)
+    die(first)
+    store.clear()
+    keep = Spool.save
+
+    def killed(spool: Spool, entry: Entry, **options: bool) -> None:
+        if entry.step == 2 and entry.name is not None:
+            store.fail("*", Unreachable("killed"), times=None)
+            raise Unreachable("killed")
+        keep(spool, entry, **options)
+
+    with monkeypatch.context() as patched:  # step 1 has its name, step 2 has none
+        patched.setattr(Spool, "save", killed)
+        second = make_run(drain_s=0)
+        with pytest.raises(UploadFailed):
+            second.drain(1.0)
+        die(second)
+    store.clear()
+    assert steps(store) == []
+    store.act("put", lambda _: store.fail("*", Unreachable("no network"), times=None), "commits/*", after=True)
+    third = make_run(drain_s=0)
+    with pytest.raises(UploadFailed):
+        third.drain(1.0)
+    die(third)
+    store.clear()
+    fourth = make_run()
+    fourth.drain()
+    assert steps(store) == [2, 1], "step 2 was trained behind step 1"
 
 
 def test_an_older_save_of_a_dead_process_does_not_pass_over_its_own_later_one(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
