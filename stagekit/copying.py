@@ -13,7 +13,7 @@ from typing import Any
 from .config import StoreConfig, home_directory
 from .errors import BadDigest, LocationError, ManifestError, NotFound, UsageError
 from .location import Location
-from .outgoing import make_plan, remove
+from .outgoing import aside, make_plan, remove
 from .parallel import each
 from .progress import Subscriber, ignore
 from .staging import Bar, paced, plain_items, rate_of, verified
@@ -48,12 +48,9 @@ class Copied:
     @property
     def line(self) -> str:
         """One sentence for people."""
-        there = "" if self.sent_bytes == self.bytes else f", {format_size(self.bytes - self.sent_bytes)} of it was there already"
-        replaced = f", {format_count(self.replaced)} replaced" if self.replaced else ""
-        removed = f", {format_count(self.removed)} others removed" if self.removed else ""
         return (
             f"{self.source} is in {self.url}: {format_count(self.objects)} objects, {format_size(self.bytes)}, "
-            f"{verified(self.objects, self.unproven)}{there}{replaced}{removed}"
+            f"{verified(self.objects, self.unproven)}{aside(self.bytes, self.sent_bytes, self.replaced, self.removed)}"
         )
 
     @property

@@ -12,7 +12,7 @@ from .runs.layout import MANIFEST as CHECKPOINT_MANIFEST
 from .shards.manifest import MANIFEST
 from .store.base import ObjectInfo, Store
 from .transfer.bulk.base import Item
-from .units import format_count
+from .units import format_count, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +91,13 @@ def remove(store: Store, keys: Iterable[str], *, threads: int) -> None:
     for phase in (first, rest):
         for _ in each(store.delete, phase, threads=threads):
             pass
+
+
+def aside(size: int, sent_bytes: int, replaced: int, removed: int) -> str:
+    """What a result line says after its figures: what was there already, replaced and removed, where there was any."""
+    there = "" if sent_bytes == size else f", {format_size(size - sent_bytes)} of it was there already"
+    return (
+        there
+        + (f", {format_count(replaced)} replaced" if replaced else "")
+        + (f", {format_count(removed)} others removed" if removed else "")
+    )

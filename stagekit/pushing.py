@@ -15,7 +15,7 @@ from .errors import SourceError, UsageError
 from .landing import local_files
 from .location import Location
 from .mounts import refuse_mount
-from .outgoing import make_plan, remove
+from .outgoing import aside, make_plan, remove
 from .progress import Message, Subscriber, ignore
 from .staging import Bar, paced, rate_of
 from .store import Where, open_store
@@ -43,12 +43,9 @@ class Pushed:
     @property
     def line(self) -> str:
         """One sentence for people."""
-        there = "" if self.sent_bytes == self.bytes else f", {format_size(self.bytes - self.sent_bytes)} of it was there already"
-        replaced = f", {format_count(self.replaced)} replaced" if self.replaced else ""
-        removed = f", {format_count(self.removed)} others removed" if self.removed else ""
         return (
             f"{self.directory} is in {self.url}: {format_count(self.files)} files, {format_size(self.bytes)}, "
-            f"every byte verified{there}{replaced}{removed}"
+            f"every byte verified{aside(self.bytes, self.sent_bytes, self.replaced, self.removed)}"
         )
 
     @property

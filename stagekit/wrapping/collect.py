@@ -193,9 +193,9 @@ class Collector:
         return self._last_write_ns() - max((time_ns for _, _, time_ns in found.stats.values()), default=0) >= self._quiet_s * 1e9
 
     def _last_write_ns(self) -> int:
-        stats = [now for one in self._looks for found in one.found for now in found.stats.values()]
-        stats += [now for one in self._looks for now in one.others.values()]
-        stats += [now for path in self._printed if (now := stat_of(path)) is not None]
+        stats = [stat for one in self._looks for found in one.found for stat in found.stats.values()]
+        stats += [stat for one in self._looks for stat in one.others.values()]
+        stats += [stat for path in self._printed if (stat := stat_of(path)) is not None]
         return max((time_ns for _, _, time_ns in stats), default=0)
 
     def _offer(self, looks: Sequence[Look], *, still: bool) -> None:
