@@ -20,7 +20,7 @@ from ..location import Location
 from ..parallel import each
 from ..progress import Message, Progress, Stage, Subscriber, ignore
 from ..publishing.claim import confirm_claim, end_claim, read_claim, release_claim, replace_claim, take_claim
-from ..publishing.destination import commit, content, read_manifest
+from ..publishing.destination import commit, content, drop_open_uploads, read_manifest
 from ..publishing.growth import summed
 from ..publishing.outline import counted
 from ..publishing.summary import dataset_lines, dataset_record, stream_it, streaming_code
@@ -480,6 +480,8 @@ class _Run:
                     return
                 continue  # somebody was faster: look at what they wrote
             if claim.plan == self._plan:
+                if claim.state() == "dead":
+                    self._drop_open_uploads()
                 replace_claim(self._store, self._plan)
                 return
             if claim.state() == "running":
@@ -493,6 +495,7 @@ class _Run:
                 )
             if claim.state() == "dead" or takeover:
                 # What it left is used where it fits, since each journal says of which bytes it speaks.
+                self._drop_open_uploads()
                 replace_claim(self._store, self._plan)
                 confirm_claim(self._store, self._plan)
                 return
@@ -501,6 +504,11 @@ class _Run:
                 "When it has ended, continue with --takeover (takeover=True)"
             )
         raise PublishError(f"indexing to {where}: other runs keep claiming this destination; choose another one")
+
+    def _drop_open_uploads(self) -> None:
+        """Only of what an index writes: the tars beside it may be on their way here, by somebody else."""
+        sides = (index_name, samples_name, blocks_name, journal_name)
+        drop_open_uploads(self._store, "", among={MANIFEST, WIDS, *(name(tar.name) for tar in self._tars for name in sides)})
 
     def _compare(self, manifest: Manifest) -> Indexed:
         """The destination is complete. If it holds these tars, mend what got lost since; else refuse, having changed nothing."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -173,11 +173,12 @@ def _clear(store: Store, found: Found) -> None:
             store.delete(key)
 
 
-def drop_open_uploads(store: Store, prefix: str) -> None:
-    """Abort what killed runs were in the middle of sending: it is billed and never becomes visible."""
+def drop_open_uploads(store: Store, prefix: str, *, among: Container[str] | None = None) -> None:
+    """Abort what killed runs were in the middle of sending: it is billed and never becomes visible. With ``among``, only these keys."""
     with suppress(StoreError):  # a server that cannot list uploads has nothing to drop; the shards do not depend on it
         for upload in list(store.open_uploads(prefix)):
-            store.abort_upload(upload)
+            if among is None or upload.key in among:
+                store.abort_upload(upload)
 
 
 def confirm_objects(store: Store, expected: Iterable[Stored], *, prefix: str = SHARDS) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stagekit.indexing import index_shards
-from stagekit.store.directory import DirectoryStore
+from stagekit.store.directory import STAGING, DirectoryStore
 from stagekit.store.memory import MemoryStore
 
 from ..publishing.conftest import STAGEKIT, tree
@@ -88,3 +88,15 @@ def test_signals_leave_nothing_half_published(tmp_path: Path, undisturbed: dict[
     code, lines = stop_at(start(tmp_path / "tars", dest))
     assert (code, lines[-1]["read_shards"]) == (0, TARS - kept)
     assert tree(dest) == undisturbed
+
+
+def test_what_a_killed_run_was_writing_goes_and_what_others_are_sending_stays(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
+    dest = tmp_path / "out"
+    stop_at(start(tmp_path / "tars", dest), 2)
+    killed, others = (dest / STAGING / name for name in ("1f", "2f"))
+    for path in (killed / "shards" / "shard-000002.tar.idx", killed / "manifest.json", others / "shards" / "shard-000099.tar"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half of")
+    code, _ = stop_at(start(tmp_path / "tars", dest))
+    assert code == 0
+    assert tree(dest) == {**undisturbed, f"{STAGING}/2f/shards/shard-000099.tar": b"half of"}
