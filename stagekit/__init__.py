@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import StoreConfig as StoreConfig
-    from .copying import copy as copy
+    from .copies.copy import copy as copy
+    from .copies.pull import pull as pull
+    from .copies.push import push as push
     from .dataset import Dataset as Dataset
     from .diagnosis import doctor as doctor
     from .hooks.loop import Run as Run
@@ -23,10 +25,8 @@ if TYPE_CHECKING:
     from .pruning import prune as prune
     from .publishing import ShardWriter as ShardWriter
     from .publishing import shard as shard
-    from .pushing import push as push
     from .report import info as info
     from .report import ls as ls
-    from .staging import pull as pull
     from .stream.mix import Mix as Mix
     from .verdict import teardown as teardown
     from .verification import verify as verify
@@ -40,14 +40,14 @@ _HOMES = {
     "Run": "hooks.loop",
     "ShardWriter": "publishing",
     "StoreConfig": "config",
-    "copy": "copying",
+    "copy": "copies.copy",
     "doctor": "diagnosis",
     "index": "indexing",
     "info": "report",
     "ls": "report",
     "prune": "pruning",
-    "pull": "staging",
-    "push": "pushing",
+    "pull": "copies.pull",
+    "push": "copies.push",
     "shard": "publishing",
     "shard_mds": "mds",
     "teardown": "verdict",

@@ -13,10 +13,10 @@ import pytest
 
 from stagekit.budget import left_to_cache, pinned_bytes, promised, promised_bytes
 from stagekit.config import cache_directory
+from stagekit.copies.pull import pull
 from stagekit.errors import OutOfSpace
 from stagekit.progress import Event, Message
 from stagekit.shards.index import block_digest
-from stagekit.staging import pull
 from stagekit.store.memory import MemoryStore
 from stagekit.stream.cache import Cache, give_way
 from stagekit.transfer.fetch import Range

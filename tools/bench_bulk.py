@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from stagekit.config import StoreConfig
-from stagekit.landing import Landing
+from stagekit.copies.landing import Landing
 from stagekit.progress import ignore
 from stagekit.shards.index import Block, BlockTable, block_digest
 from stagekit.store import open_store

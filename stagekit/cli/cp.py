@@ -21,7 +21,7 @@ def command(source: str, target: str, threads: int, limit_rate: str | None, dele
     What is in TARGET with the same bytes is left, what differs is refused unless --delete is given. A copy that was interrupted copies
     what is missing when it is repeated.
     """
-    from ..copying import copy
+    from ..copies.copy import copy
 
     copied = copy(source, target, delete=delete, limit_rate=limit_rate, store=store, threads=threads, on_event=printer.on_event)
     printer.data(copied.line, {"event": "copied", **copied.record})

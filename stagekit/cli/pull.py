@@ -43,7 +43,7 @@ def command(
     everything is there; beside files that are there already, plain objects are added. A pull that was interrupted goes on where it was
     when it is repeated.
     """
-    from ..staging import pull
+    from ..copies.pull import pull
 
     pulled = pull(
         url,

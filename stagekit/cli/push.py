@@ -32,7 +32,7 @@ def command(
     Files go below URL under their own names, hidden ones too. What is there with the same bytes is left, what differs is refused unless
     --delete is given. A push that was interrupted sends what is missing when it is repeated.
     """
-    from ..pushing import push
+    from ..copies.push import push
 
     pushed = push(
         directory,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import stagekit
+from stagekit.copies.pull import pull
 from stagekit.dataset import Dataset
 from stagekit.errors import CorruptShard, DuplicateKey, ManifestError, PublishError, SourceError, Unreachable, UsageError
 from stagekit.indexing import Indexed, index_shards
@@ -23,7 +24,6 @@ from stagekit.publishing import shard
 from stagekit.publishing.claim import CLAIM, Claim
 from stagekit.report import info
 from stagekit.shards.manifest import MANIFEST
-from stagekit.staging import pull
 from stagekit.store.base import Store
 from stagekit.store.directory import DirectoryStore
 from stagekit.store.memory import MemoryStore

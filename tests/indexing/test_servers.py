@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import stagekit
+from stagekit.copies.pull import pull
 from stagekit.dataset import Dataset
 from stagekit.errors import SourceError
 from stagekit.indexing import index_shards
-from stagekit.staging import pull
 from stagekit.store import open_store
 from stagekit.torch import StreamLoader
 from stagekit.verification import verify

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stagekit import mounts
+from stagekit.copies.pull import pull
 from stagekit.dataset import Dataset
 from stagekit.errors import (
     BadDigest,
@@ -26,15 +27,14 @@ from stagekit.errors import (
 )
 from stagekit.progress import Event, Message, Progress
 from stagekit.report import ls
-from stagekit.staging import pull
 from stagekit.store import open_store
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 from stagekit.verdict import teardown
 from stagekit.verification import verify
 
-from .conftest import S3Place
-from .made import make_checkpoint, make_dataset, make_run
+from ..conftest import S3Place
+from ..made import make_checkpoint, make_dataset, make_run
 
 _numbers = itertools.count()
 

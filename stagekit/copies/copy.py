@@ -10,21 +10,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from .config import StoreConfig, home_directory
-from .errors import BadDigest, LocationError, ManifestError, NotFound, UsageError
-from .location import Location
+from ..config import StoreConfig, home_directory
+from ..errors import BadDigest, LocationError, ManifestError, NotFound, UsageError
+from ..location import Location
+from ..parallel import each
+from ..progress import Subscriber, ignore
+from ..store import Where, open_store
+from ..store.base import ObjectInfo, Store
+from ..transfer.bulk.base import Item
+from ..transfer.bulk.builtin import Trust, pieces_of
+from ..transfer.checksum import Checksum, Expected
+from ..transfer.names import check_names
+from ..transfer.put import Stored, object_writer, part_size_for
+from ..units import format_count, format_size
 from .outgoing import aside, make_plan, remove
-from .parallel import each
-from .progress import Subscriber, ignore
-from .staging import Bar, paced, plain_items, rate_of, verified
-from .store import Where, open_store
-from .store.base import ObjectInfo, Store
-from .transfer.bulk.base import Item
-from .transfer.bulk.builtin import Trust, pieces_of
-from .transfer.checksum import Checksum, Expected
-from .transfer.names import check_names
-from .transfer.put import Stored, object_writer, part_size_for
-from .units import format_count, format_size
+from .pull import Bar, paced, plain_items, rate_of, verified
 
 _OBJECTS_AT_ONCE = 4
 

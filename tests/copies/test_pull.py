@@ -19,13 +19,13 @@ import pytest
 
 from stagekit.cli import main
 from stagekit.config import StoreConfig
-from stagekit.copying import copy
+from stagekit.copies.copy import copy
+from stagekit.copies.landing import Landing
+from stagekit.copies.pull import pull
 from stagekit.errors import BadDigest, MissingExtra, OutOfSpace, Unreachable, UsageError
-from stagekit.landing import Landing
 from stagekit.location import Location
 from stagekit.pace import Pace
 from stagekit.progress import Event, Message
-from stagekit.staging import pull
 from stagekit.store import open_store
 from stagekit.store.base import Data, ObjectInfo
 from stagekit.store.memory import MemoryStore
@@ -37,10 +37,10 @@ from stagekit.transfer.bulk import choice, rclone, s5cmd
 from stagekit.transfer.bulk.base import Item, Place
 from stagekit.transfer.bulk.choice import EngineName, choose
 
-from .conftest import S3Place
-from .made import make_checkpoint, make_dataset, make_run
-from .rigs.rgw import Rgw
-from .rigs.servers import S3Server
+from ..conftest import S3Place
+from ..made import make_checkpoint, make_dataset, make_run
+from ..rigs.rgw import Rgw
+from ..rigs.servers import S3Server
 
 Credentials = Callable[[S3Server | Rgw], StoreConfig]
 _numbers = itertools.count()
@@ -271,11 +271,11 @@ def test_what_a_killed_pull_left_is_looked_at_again(url: str, tmp_path: Path) ->
 
 _KILLED = """
 import sys
-from stagekit.staging import pull
+from stagekit.copies.pull import pull
 from stagekit.store.memory import MemoryStore
 from stagekit.cli import main
 from stagekit.config import StoreConfig
-from stagekit.copying import copy
+from stagekit.copies.copy import copy
 pull(sys.argv[1], sys.argv[2], engine=sys.argv[3], threads=1, store=StoreConfig(endpoint_url=sys.argv[4], profile=sys.argv[5]))
 """
 

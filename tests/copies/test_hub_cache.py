@@ -17,15 +17,15 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from stagekit.copying import copy
+from stagekit.copies.copy import copy
+from stagekit.copies.hub_cache import HubLink
+from stagekit.copies.pull import pull
 from stagekit.errors import BadDigest, BucketNotFound, UsageError
-from stagekit.hub_cache import HubLink
 from stagekit.progress import Event, Message
-from stagekit.staging import pull
 from stagekit.store import open_store
 from stagekit.store.memory import MemoryStore
 
-from .conftest import S3Place
+from ..conftest import S3Place
 
 _numbers = itertools.count()
 FILES = {

@@ -19,11 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import hub_cache_directory
-from .errors import UsageError
+from ..config import hub_cache_directory
+from ..errors import UsageError
+from ..progress import Message, Subscriber, ignore
+from ..transfer.put import file_sha256
 from .landing import local_files
-from .progress import Message, Subscriber, ignore
-from .transfer.put import file_sha256
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 

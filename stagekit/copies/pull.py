@@ -10,35 +10,35 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from .budget import pinned_bytes, promised, promised_bytes
-from .config import StoreConfig, cache_directory
-from .contents import checkpoint_at, kind_of, nothing, refuse_selector
-from .dataset import with_shards
-from .errors import BadDigest, CheckpointError, Conflict, InvalidReply, ManifestError, NotFound, OutOfSpace, StoreError, UsageError
+from ..budget import pinned_bytes, promised, promised_bytes
+from ..config import StoreConfig, cache_directory
+from ..contents import checkpoint_at, kind_of, nothing, refuse_selector
+from ..dataset import with_shards
+from ..errors import BadDigest, CheckpointError, Conflict, InvalidReply, ManifestError, NotFound, OutOfSpace, StoreError, UsageError
+from ..location import Location
+from ..mounts import refuse_mount
+from ..pace import Pace
+from ..parallel import each
+from ..progress import Message, Progress, Subscriber, ignore
+from ..runs.layout import Checkpoint, Selector, parse_reference
+from ..runs.restore import damage_named, first_taken, stamp
+from ..shards.index import BlockTable
+from ..shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, wids_json
+from ..store import Where, open_store
+from ..store.base import Store
+from ..store.extras import list_strictly
+from ..store.paced import PacedStore
+from ..stream.cache import give_way
+from ..transfer.bulk.base import Item, place_of
+from ..transfer.bulk.builtin import Trust, same_bytes
+from ..transfer.bulk.choice import EngineName, choose
+from ..transfer.bulk.fetching import fetch_items
+from ..transfer.checksum import Checksum
+from ..transfer.fetch import fetch_object
+from ..units import format_count, format_size, parse_rate, parse_size
 from .hub_cache import HubLink
 from .landing import Landing, is_filled, local_files, remove_file
-from .location import Location
-from .mounts import refuse_mount
 from .outgoing import announce
-from .pace import Pace
-from .parallel import each
-from .progress import Message, Progress, Subscriber, ignore
-from .runs.layout import Checkpoint, Selector, parse_reference
-from .runs.restore import damage_named, first_taken, stamp
-from .shards.index import BlockTable
-from .shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, wids_json
-from .store import Where, open_store
-from .store.base import Store
-from .store.extras import list_strictly
-from .store.paced import PacedStore
-from .stream.cache import give_way
-from .transfer.bulk.base import Item, place_of
-from .transfer.bulk.builtin import Trust, same_bytes
-from .transfer.bulk.choice import EngineName, choose
-from .transfer.bulk.fetching import fetch_items
-from .transfer.checksum import Checksum
-from .transfer.fetch import fetch_object
-from .units import format_count, format_size, parse_rate, parse_size
 
 
 @dataclass(frozen=True, slots=True)

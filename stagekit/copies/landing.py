@@ -25,13 +25,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from .errors import OutOfSpace, UsageError
-from .parallel import each
-from .transfer.bulk.base import Item
-from .transfer.bulk.builtin import Trust, file_checksum
-from .transfer.checksum import Checksum
-from .transfer.names import check_names, folds_case
-from .units import format_size
+from ..errors import OutOfSpace, UsageError
+from ..parallel import each
+from ..transfer.bulk.base import Item
+from ..transfer.bulk.builtin import Trust, file_checksum
+from ..transfer.checksum import Checksum
+from ..transfer.names import check_names, folds_case
+from ..units import format_size
 
 INSIDE = ".stagekit-pull"
 

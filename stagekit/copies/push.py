@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .config import StoreConfig
-from .errors import SourceError, UsageError
+from ..config import StoreConfig
+from ..errors import SourceError, UsageError
+from ..location import Location
+from ..mounts import refuse_mount
+from ..progress import Message, Subscriber, ignore
+from ..store import Where, open_store
+from ..store.base import check_key
+from ..transfer.bulk.base import Item, place_of
+from ..transfer.bulk.builtin import Trust, same_bytes
+from ..transfer.bulk.choice import EngineName, choose
+from ..transfer.bulk.sending import send_items
+from ..units import format_count, format_size
 from .landing import local_files
-from .location import Location
-from .mounts import refuse_mount
 from .outgoing import aside, make_plan, remove
-from .progress import Message, Subscriber, ignore
-from .staging import Bar, paced, rate_of
-from .store import Where, open_store
-from .store.base import check_key
-from .transfer.bulk.base import Item, place_of
-from .transfer.bulk.builtin import Trust, same_bytes
-from .transfer.bulk.choice import EngineName, choose
-from .transfer.bulk.sending import send_items
-from .units import format_count, format_size
+from .pull import Bar, paced, rate_of
 
 
 @dataclass(frozen=True, slots=True)

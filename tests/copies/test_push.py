@@ -15,12 +15,12 @@ import pytest
 
 from stagekit import mounts
 from stagekit.config import StoreConfig
-from stagekit.copying import copy
+from stagekit.copies.copy import copy
+from stagekit.copies.pull import pull
+from stagekit.copies.push import push
 from stagekit.dataset import Dataset
 from stagekit.errors import BadDigest, InvalidReply, ManifestError, MountRefused, NotFound, SourceError, StoreError, Unreachable, UsageError
 from stagekit.progress import Event, Message
-from stagekit.pushing import push
-from stagekit.staging import pull
 from stagekit.store import open_store
 from stagekit.store.base import Children, Data, ObjectInfo
 from stagekit.store.memory import MemoryStore
@@ -29,10 +29,10 @@ from stagekit.transfer.bulk import s5cmd
 from stagekit.transfer.bulk.choice import EngineName
 from stagekit.verification import verify
 
-from .conftest import S3Place
-from .made import make_dataset
-from .rigs.rgw import Rgw
-from .rigs.servers import S3Server
+from ..conftest import S3Place
+from ..made import make_dataset
+from ..rigs.rgw import Rgw
+from ..rigs.servers import S3Server
 
 Credentials = Callable[[S3Server | Rgw], StoreConfig]
 _numbers = itertools.count()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .errors import UsageError
-from .parallel import each
-from .progress import Message, Subscriber
-from .runs.layout import MANIFEST as CHECKPOINT_MANIFEST
-from .shards.manifest import MANIFEST
-from .store.base import ObjectInfo, Store
-from .transfer.bulk.base import Item
-from .units import format_count, format_size
+from ..errors import UsageError
+from ..parallel import each
+from ..progress import Message, Subscriber
+from ..runs.layout import MANIFEST as CHECKPOINT_MANIFEST
+from ..shards.manifest import MANIFEST
+from ..store.base import ObjectInfo, Store
+from ..transfer.bulk.base import Item
+from ..units import format_count, format_size
 
 
 @dataclass(frozen=True, slots=True)
