@@ -110,3 +110,8 @@ def format_duration(seconds: float) -> str:
 def format_count(number: int) -> str:
     """``1,797``."""
     return f"{number:,}"
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """``1 shard``, ``1,200 shards``."""
+    return f"{format_count(number)} {one if number == 1 else many or one + 's'}"

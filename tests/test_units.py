@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagekit.errors import UsageError
-from stagekit.units import format_count, format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size
+from stagekit.units import counted, format_count, format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,8 @@ def test_durations_for_people(seconds: float, text: str) -> None:
 def test_rates_and_counts_for_people() -> None:
     assert format_rate(10e6) == "10.0 MB/s"
     assert format_count(1797) == "1,797"
+    assert [counted(number, "file") for number in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]
+    assert [counted(number, "entry", "entries") for number in (1, 2)] == ["1 entry", "2 entries"]
 
 
 @given(st.integers(min_value=0, max_value=10**15))

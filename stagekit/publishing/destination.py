@@ -16,8 +16,8 @@ from ..shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name,
 from ..store.base import ObjectInfo, Store
 from ..transfer.fetch import fetch_pieces
 from ..transfer.put import Stored, put_object
+from ..units import counted
 from .claim import CLAIM, Claim, confirm_claim, read_claim, release_claim, replace_claim, take_claim
-from .outline import counted
 
 CLASSES = "classes.json"
 SHARDS = "shards/"

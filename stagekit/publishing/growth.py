@@ -22,7 +22,7 @@ from ..shards.sample import split_name
 from ..store import open_store
 from ..store.base import Store
 from ..transfer.fetch import fetch_pieces
-from .outline import counted
+from ..units import counted
 
 _SHOWN = 3
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..shards.index import FieldTotals
 from ..shards.plan import Plan, PlannedSample, plan
 from ..sources.base import Bad, Source
-from ..units import format_count, format_duration, format_rate, format_size
+from ..units import counted, format_count, format_duration, format_rate, format_size
 
 _NOTED_OVERHEAD = 0.2
 _SHOWN = 3
@@ -169,11 +169,6 @@ def near_duplicate_notes(found: Sequence[tuple[str, ...]]) -> Iterable[str]:
             f"keys that differ only in case or Unicode normalisation stay apart; make sure that is meant "
             f"({format_count(len(found))} groups): {' | '.join(groups)}{' …' if len(found) > _SHOWN else ''}"
         )
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """``1 shard``, ``1,200 shards``."""
-    return f"{format_count(number)} {one if number == 1 else many or one + 's'}"
 
 
 def _more(names: Sequence[str]) -> str:

@@ -27,14 +27,14 @@ from ..sources.folder import FolderSource
 from ..sources.prefix import PrefixSource
 from ..store import Where, open_store
 from ..store.base import Store
-from ..units import format_count, format_duration, format_rate, parse_size
+from ..units import counted, format_count, format_duration, format_rate, parse_size
 from .begun import note_begun, note_ended
 from .claim import confirm_claim, end_claim, release_claim
 from .destination import Found, commit, confirm_objects, enter, holds_another, look, read_manifest, refuse_overlap
 from .growth import ReadBack, appended, growth, not_grown, published_fingerprints, refuse_indexed, summed
 from .job import ShardJob, ShardOutcome, publish_shard
 from .meter import Meter
-from .outline import Outline, counted, outline
+from .outline import Outline, outline
 from .running import Engine, Wanted, Work, open_engine
 from .summary import dataset_lines, dataset_record, stream_it, streaming_code
 from .writer import ShardWriter

@@ -7,8 +7,7 @@ from typing import Any
 from ..config import StoreConfig
 from ..location import Location
 from ..shards.manifest import Manifest
-from ..units import format_count, format_size
-from .outline import counted
+from ..units import counted, format_count, format_size
 
 
 def dataset_lines(manifest: Manifest) -> list[str]:

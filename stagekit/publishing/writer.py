@@ -19,11 +19,11 @@ from ..shards.sample import encode_field, member_name
 from ..store import Where, open_store
 from ..store.base import Store
 from ..transfer.put import ObjectWriter, Stored, put_object
-from ..units import parse_size
+from ..units import counted, parse_size
 from .begun import note_begun, note_ended
 from .claim import confirm_claim, read_claim, release_claim
 from .destination import commit, confirm_objects, enter, holds_another, look
-from .outline import counted, near_duplicate_notes, overhead_notes, oversized_notes
+from .outline import near_duplicate_notes, overhead_notes, oversized_notes
 from .sending import tar_writer
 
 if TYPE_CHECKING:

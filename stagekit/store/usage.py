@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..location import Location
-from ..units import format_count, format_size
+from ..units import counted, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ class Usage:
         return self.requests > 0
 
     def __str__(self) -> str:
-        requests = f"{format_count(self.requests)} request{'' if self.requests == 1 else 's'}"
-        return f"{requests}, {format_size(self.sent_bytes)} sent, {format_size(self.received_bytes)} received"
+        return f"{counted(self.requests, 'request')}, {format_size(self.sent_bytes)} sent, {format_size(self.received_bytes)} received"
 
     def cost(self, price_per_gb: float) -> float:
         """What the bytes that left the store cost at ``price_per_gb``, in its currency, a GB being 10⁹ bytes. Requests are not priced."""
