@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from .config import StoreConfig
 from .contents import checkpoint_at, exists, kind_of, nothing
-from .errors import ManifestError, NotFound
+from .errors import ManifestError, NotFound, UsageError
 from .histogram import Bucket, buckets, drawn
 from .parallel import each
 from .progress import Subscriber, ignore
@@ -152,7 +152,8 @@ class FieldInfo:
 class DatasetInfo:
     """What a data set holds. ``peek`` has the first samples: key and, per field, size and the beginning of what is text. ``elsewhere`` has
     the URLs of shards that were indexed where they lie. ``sizes`` counts samples by what they take in a tar, headers included, over
-    ``sized_shards`` shards that are spread over the data set. ``price_per_gb`` is what a gigabyte costs that leaves the store.
+    ``sized_shards`` shards that are spread over the data set. ``price_per_gb`` is what a gigabyte costs that leaves the store. ``urls`` are
+    those of all shards, in source order, when they were asked for.
     """
 
     url: str
@@ -167,6 +168,7 @@ class DatasetInfo:
     sizes: tuple[Bucket, ...] = ()
     sized_shards: int = 0
     price_per_gb: float | None = None
+    urls: tuple[str, ...] = ()
     kind: Literal["dataset"] = field(default="dataset", init=False)
 
     @property
@@ -396,6 +398,7 @@ def info(
     *,
     peek: int = 0,
     price_per_gb: float | None = None,
+    urls: bool = False,
     store: StoreConfig | None = None,
     on_event: Subscriber = ignore,
     clock: Callable[[], float] = time.time,
@@ -403,25 +406,34 @@ def info(
     """What a data set, a run, or one checkpoint of a run (``RUN@1200``, ``RUN@latest``, ``RUN@best``) holds.
 
     ``peek`` samples of a data set are read as well. ``price_per_gb`` is what a gigabyte costs that leaves the store: with it, reading the
-    data set and what the run's trainings received have a price. Raises ``ManifestError`` when neither lies there.
+    data set and what the run's trainings received have a price. ``urls`` asks for those of a data set's shards (``UsageError`` for anything
+    else). Raises ``ManifestError`` when neither lies there.
 
     Example: ``stagekit.info("s3://bucket/digits").samples``.
     """
     if isinstance(where, str):
         run_url, selector = parse_reference(where)
         if run_url != where:
+            if urls:
+                raise _no_shards(where)
             opened = open_store(run_url, store, on_event=on_event)
             return _checkpoint_info(run_url, checkpoint_at(opened, selector))
     opened = open_store(where, store, on_event=on_event)
     kind = kind_of(opened)
     if kind == "dataset":
-        return replace(_dataset_info(opened, where, peek, store), price_per_gb=price_per_gb)
+        return replace(_dataset_info(opened, where, peek, urls, store), price_per_gb=price_per_gb)
     if kind == "run":
+        if urls:
+            raise _no_shards(str(opened.location))
         return _run_info(opened, price_per_gb, clock())
     raise nothing(opened, "looking at")
 
 
-def _dataset_info(opened: Store, where: Where, peek: int, config: StoreConfig | None) -> DatasetInfo:
+def _no_shards(url: str) -> UsageError:
+    return UsageError(f"urls: {url} is no data set, and only those have shards; look at it with `stagekit ls`")
+
+
+def _dataset_info(opened: Store, where: Where, peek: int, urls: bool, config: StoreConfig | None) -> DatasetInfo:
     url = str(opened.location)
     manifest = Manifest.from_bytes(bytes(opened.get(MANIFEST)), source=f"{url}/{MANIFEST}")
     fields = tuple(FieldInfo(name, *totals) for name, totals in sorted(manifest.fields.items()))
@@ -447,6 +459,7 @@ def _dataset_info(opened: Store, where: Where, peek: int, config: StoreConfig | 
         elsewhere,
         buckets(sizes),
         len(sized),
+        urls=tuple(record.url or str(opened.location / record.name) for record in manifest.shards) if urls else (),
     )
 
 

@@ -144,6 +144,11 @@ def test_a_checkpoint_that_is_misnamed_is_told(place: Path, capsys: pytest.Captu
 def test_info(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", f"{place}/digits", "--peek", "1"]) == 0
     assert "sample     000000: txt '0'" in capsys.readouterr().out
+    assert main(["info", f"{place}/digits", "--urls"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{place}/digits/shards/00000{number}.tar" for number in range(3)]
+    for no_data_set in (f"{place}/run", f"{place}/run@1200"):
+        assert main(["info", no_data_set, "--urls"]) == Exit.USAGE
+        assert f"{no_data_set} is no data set, and only those have shards" in capsys.readouterr().err
     assert main(["info", f"{place}/run@1200", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["event"], record["step"], record["epoch"]) == ("checkpoint", 1200, 3)
