@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import StoreConfig
-from ..errors import Conflict, DuplicateKey, NotFound, PublishError, ShardError, SourceError, StoreError, UsageError
+from ..errors import Conflict, DuplicateKey, NotFound, PublishError, ShardError, SourceError, UsageError
 from ..location import Location
 from ..parallel import each
 from ..progress import Message, Progress, Stage, Subscriber, ignore
-from ..publishing.claim import confirm_claim, end_claim, read_claim, release_claim, replace_claim, take_claim
+from ..publishing.claim import claimed, confirm_claim, read_claim, release_claim, replace_claim, take_claim
 from ..publishing.destination import commit, content, drop_open_uploads, read_manifest
 from ..publishing.growth import summed
 from ..publishing.outline import counted
@@ -48,7 +48,6 @@ _PLAN = "index-"
 _AT_ONCE = 4
 _KEYS_AT_ONCE = 8 * 2**20  # hashes of keys compared in one pass
 _REPORT_EVERY_S = 0.1
-_LEAVING_S = 5.0
 _KINDS = {
     "directory": "directories",
     "hard link": "hard links",
@@ -285,7 +284,7 @@ class _Run:
 
     def _write(self) -> Indexed:
         self._on_event(Stage("claimed", str(self._store.location)))
-        try:
+        with claimed(self._where, self._config, self._plan):
             found = [one for one in self._each(self._found) if one is not None]
             if not found:
                 raise SourceError(f"indexing to {self._store.location}: not one tar could be used; nothing was published")
@@ -295,10 +294,6 @@ class _Run:
             confirm_claim(self._store, self._plan)
             self._on_event(Stage("confirmed", str(self._store.location)))
             commit(self._store, manifest, ())
-        except BaseException:
-            with suppress(StoreError):
-                end_claim(open_store(self._where, self._config, retry_s=_LEAVING_S), self._plan)
-            raise
         self._on_event(Stage("published", str(self._store.location / MANIFEST)))
         self._clear_journals()
         return self._indexed(manifest, found, repeated)

@@ -7,18 +7,17 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..config import StoreConfig
-from ..errors import Conflict, PublishError, SourceError, StoreError
+from ..errors import Conflict, PublishError, SourceError
 from ..location import Location
 from ..progress import Message, Stage, Subscriber, ignore
 from ..publishing import source_of
-from ..publishing.begun import note_begun, note_ended
-from ..publishing.claim import CLAIM, confirm_claim, end_claim, release_claim
-from ..publishing.destination import CLASSES, Found, classes_json, confirm_objects, content, enter, is_probe, refuse_overlap
+from ..publishing.begun import enter_and_note, note_ended
+from ..publishing.claim import CLAIM, claimed, confirm_claim, release_claim
+from ..publishing.destination import CLASSES, Found, classes_json, confirm_objects, content, is_probe, refuse_overlap
 from ..publishing.meter import Meter
 from ..publishing.outline import counted
 from ..publishing.publication import RawData
@@ -35,8 +34,6 @@ from . import index
 from .index import INDEX, Entry
 from .job import MdsJob, MdsOutcome, require_writer, run_job
 from .outline import SHARD_SIZE, MdsOutline, mds_outline
-
-_LEAVING_S = 5.0  # for the last words to a store that may be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +255,7 @@ class _Run:
         if published is None:
             if here:
                 require_writer()  # before the claim: teardown would ask for shards of which none was made
-            resume = self._enter(found, takeover=takeover)
+            resume = enter_and_note(self._store, self._config, self._digest, found, takeover=takeover, again=look, uploads="")
             # Between looking and claiming another run may have finished.
             published = read_index(self._store)
             if published is None:
@@ -267,18 +264,9 @@ class _Run:
             found = look(self._store)
         return self._compare(engine, published, found)
 
-    def _enter(self, found: Found, *, takeover: bool) -> bool:
-        is_news = note_begun(self._store.location, self._config)
-        try:
-            return enter(self._store, self._digest, found, takeover=takeover, again=look, uploads="")
-        except PublishError:  # the destination is somebody else's
-            if is_news:
-                note_ended(self._store.location)
-            raise
-
     def _write(self, engine: Engine, *, resume: bool) -> MdsPublication:
         self._on_event(Stage("claimed", str(self._store.location)))
-        try:
+        with claimed(self._where, self._config, self._digest):
             outcomes = self._run(engine, self._jobs(engine, "publish", resume=resume))
             entries = _entries(outcomes)
             if not entries:
@@ -287,10 +275,6 @@ class _Run:
             self._on_event(Stage("confirmed", str(self._store.location)))
             confirm_claim(self._store, self._digest)
             self._commit(index.to_bytes(entries))
-        except BaseException:
-            with suppress(StoreError):
-                end_claim(open_store(self._where, self._config, retry_s=_LEAVING_S), self._digest)
-            raise
         self._on_event(Stage("published", str(self._store.location / INDEX)))
         return self._publication(entries, outcomes)
 

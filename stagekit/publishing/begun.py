@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ..config import StoreConfig, home_directory
-from ..errors import ManifestError
+from ..errors import ManifestError, PublishError
 from ..location import Location
+from ..store.base import Store
+from .destination import SHARDS, Found, enter, look
 
 _FORMAT = "stagekit-begun-publication"
 
@@ -46,6 +49,26 @@ def note_ended(location: Location, *, home: Path | None = None) -> None:
     """Forget it: the manifest is there, or nothing was left behind."""
     with suppress(OSError):
         _path(location, home).unlink(missing_ok=True)
+
+
+def enter_and_note(
+    store: Store,
+    config: StoreConfig | None,
+    plan: str,
+    found: Found,
+    *,
+    takeover: bool,
+    again: Callable[[Store], Found] = look,
+    uploads: str = SHARDS,
+) -> bool:
+    """``enter`` the destination, noting first that it was begun. Where it is somebody else's, no new note stays."""
+    is_news = note_begun(store.location, config)
+    try:
+        return enter(store, plan, found, takeover=takeover, again=again, uploads=uploads)
+    except PublishError:
+        if is_news:
+            note_ended(store.location)
+        raise
 
 
 def begun(home: Path | None = None) -> list[Begun]:

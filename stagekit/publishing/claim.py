@@ -15,14 +15,20 @@ can publish over the other: before the manifest is written, the claim and every 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from ..errors import Conflict, NotFound, PublishError
+from ..config import StoreConfig
+from ..errors import Conflict, NotFound, PublishError, StoreError
+from ..location import Location
 from ..processes import Process
+from ..store import open_store
 from ..store.base import Store
 
 CLAIM = ".claim.json"
+_LEAVING_S = 5.0  # for the last words to a store that may be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +123,18 @@ def release_claim(store: Store) -> None:
     store.delete(CLAIM)
 
 
-def end_claim(store: Store, plan: str) -> None:
-    """Mark this process's claim as ended without publishing. Somebody else's claim is left as it is."""
-    found = read_claim(store)
-    if found is not None and found.plan == plan and found.is_of_this_process():
-        store.put(CLAIM, replace(found, running=False).to_bytes())
+@contextmanager
+def claimed(where: Location | Store, config: StoreConfig | None, plan: str) -> Iterator[None]:
+    """In the block the destination is claimed for ``plan``. When it raises, this process's claim is marked as ended without publishing.
+
+    Somebody else's claim is left as it is.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(StoreError):
+            store = open_store(where, config, retry_s=_LEAVING_S)
+            found = read_claim(store)
+            if found is not None and found.plan == plan and found.is_of_this_process():
+                store.put(CLAIM, replace(found, running=False).to_bytes())
+        raise

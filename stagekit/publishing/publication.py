@@ -8,12 +8,11 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import StoreConfig
-from ..errors import ManifestError, PublishError, SourceError, StoreError, Unreachable, UsageError
+from ..errors import ManifestError, SourceError, Unreachable, UsageError
 from ..location import Location
 from ..mounts import refuse_mount
 from ..progress import Event, Message, Stage, Subscriber, ignore
@@ -28,9 +27,9 @@ from ..sources.prefix import PrefixSource
 from ..store import Where, open_store
 from ..store.base import Store
 from ..units import counted, format_count, format_duration, format_rate, parse_size
-from .begun import note_begun, note_ended
-from .claim import confirm_claim, end_claim, release_claim
-from .destination import Found, commit, confirm_objects, enter, holds_another, look, read_manifest, refuse_overlap
+from .begun import enter_and_note, note_ended
+from .claim import claimed, confirm_claim, release_claim
+from .destination import Found, commit, confirm_objects, holds_another, look, read_manifest, refuse_overlap
 from .growth import ReadBack, appended, growth, not_grown, published_fingerprints, refuse_indexed, summed
 from .job import ShardJob, ShardOutcome, publish_shard
 from .meter import Meter
@@ -42,7 +41,6 @@ from .writer import ShardWriter
 if TYPE_CHECKING:
     from ..dataset import Dataset
 
-_LEAVING_S = 5.0  # for the last words to a store that may be gone
 
 RawData = str | os.PathLike[str] | Location | Source
 
@@ -352,7 +350,7 @@ class _Run:
     def publish(self, engine: Engine, *, takeover: bool, update: bool) -> Publication:
         found = look(self._store)
         if found.manifest is None:
-            resume = self._enter(found, takeover=takeover)
+            resume = enter_and_note(self._store, self._config, self._digest, found, takeover=takeover)
             # Between looking and claiming another run may have finished.
             manifest = read_manifest(self._store)
             if manifest is None:
@@ -363,29 +361,16 @@ class _Run:
             return self._update(engine, found, takeover=takeover)
         return self._compare(engine, found)
 
-    def _enter(self, found: Found, *, takeover: bool) -> bool:
-        is_news = note_begun(self._store.location, self._config)
-        try:
-            return enter(self._store, self._digest, found, takeover=takeover)
-        except PublishError:  # the destination is somebody else's
-            if is_news:
-                note_ended(self._store.location)
-            raise
-
     def _write(self, engine: Engine, shards: Sequence[PlannedShard], *, resume: bool, grown_from: Manifest | None = None) -> Publication:
         """Send ``shards`` and commit them, together with those of ``grown_from``. The destination is claimed."""
         self._on_event(Stage("claimed", str(self._store.location)))
-        try:
+        with claimed(self._where, self._config, self._digest):
             outcomes = self._run(engine, [self._job(shard, resume=resume, bytes_per_s=engine.bytes_per_s) for shard in shards])
             manifest = _manifest(self._source, outcomes, grown_from)
             confirm_objects(self._store, (info for outcome in outcomes for info in outcome.objects))
             self._on_event(Stage("confirmed", str(self._store.location)))
             confirm_claim(self._store, self._digest)
             commit(self._store, manifest, self._outline.classes, grown_from=grown_from)
-        except BaseException:
-            with suppress(StoreError):
-                end_claim(open_store(self._where, self._config, retry_s=_LEAVING_S), self._digest)
-            raise
         self._on_event(Stage("published", str(self._store.location / MANIFEST)))
         return self._publication(manifest, outcomes, grown_from=grown_from)
 
@@ -431,7 +416,7 @@ class _Run:
         new = plan_shards(grown.new, shard_size=shard_size, samples_per_shard=samples_per_shard)
         # Two updates are the same when they add the same to the same.
         self._digest = hashlib.sha256(f"update {manifest.digest} {new.digest}".encode()).hexdigest()
-        resume = self._enter(found, takeover=takeover)
+        resume = enter_and_note(self._store, self._config, self._digest, found, takeover=takeover)
         return self._write(engine, appended(new, manifest), resume=resume, grown_from=manifest)
 
     def _mend(self, engine: Engine, found: Found, shards: Sequence[PlannedShard], outcomes: list[ShardOutcome]) -> Publication:
