@@ -58,12 +58,14 @@ LEVELS = {
     "verdict": 4,
     "diagnosis": 4,
     "report": 4,
+    "fitting": 4,
     # frameworks
     "torch": 5,
     "hooks": 5,
     # surface
     "benchmark": 6,
     "demo": 6,
+    "reference": 6,
     "cli": 6,
     "": 7,  # the package itself, which names what is public
 }

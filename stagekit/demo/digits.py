@@ -1,8 +1,13 @@
-"""The demo's raw data: scikit-learn's handwritten digits as the files a person would have."""
+"""The demo's raw data: scikit-learn's handwritten digits as the files a person would have.
+
+``python -m stagekit.demo.digits`` writes those for training into ``digits/``, which is what the documentation packs and streams.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 from ..errors import MissingExtra
 
@@ -15,18 +20,35 @@ def export_digits(directory: Path) -> tuple[int, int]:
 
     Returns how many samples went to each. Raises ``MissingExtra`` without scikit-learn or Pillow.
     """
+    digits = _load()
+    _write(directory / "train", digits[:TRAIN], 0)
+    _write(directory / "held-out", digits[TRAIN:], TRAIN)
+    return TRAIN, len(digits) - TRAIN
+
+
+def _load() -> list[tuple[Any, int]]:
+    """Pictures of 8 × 8 grey values, each with its label."""
     try:
-        from PIL import Image
+        import PIL  # noqa: F401
         from sklearn.datasets import load_digits
     except ImportError as missing:
         package = "pillow" if missing.name == "PIL" else "scikit-learn"
         raise MissingExtra.of("demo", package, "The demo's data set") from missing
     digits = load_digits()
-    pictures = (digits.images * (255 / 16)).round().astype("uint8")
-    for part in ("train", "held-out"):
-        (directory / part).mkdir(parents=True, exist_ok=True)
-    for number, (picture, label) in enumerate(zip(pictures, digits.target, strict=True)):
-        stem = directory / ("train" if number < TRAIN else "held-out") / f"{number:05d}"
+    return list(zip((digits.images * (255 / 16)).round().astype("uint8"), digits.target, strict=True))
+
+
+def _write(directory: Path, digits: list[tuple[Any, int]], first: int) -> None:
+    from PIL import Image
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, (picture, label) in enumerate(digits, first):
+        stem = directory / f"{number:05d}"
         Image.fromarray(picture).save(stem.with_suffix(".png"))
         stem.with_suffix(".cls").write_text(f"{label}\n")
-    return TRAIN, len(pictures) - TRAIN
+
+
+if __name__ == "__main__":
+    target = Path(*sys.argv[1:2] or ["digits"])
+    _write(target, _load()[:TRAIN], 0)
+    sys.stdout.write(f"{TRAIN:,} pictures and their labels are in {target}\n")
