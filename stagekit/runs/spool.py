@@ -38,6 +38,7 @@ from .layout import CheckpointName, Metrics, check_paths, metrics_from_json, met
 
 _FICLONE = 0x40049409
 _SMALL = 2**20  # copying this much costs about as much as a link, and nobody can rewrite a copy
+_COPIED = 8 * 2**20
 _TICK_NS = 20_000_000  # file times are as coarse as the kernel's tick: 4 to 10 ms
 
 _held: set[Path] = set()
@@ -195,6 +196,8 @@ class Spool:
         self._reflinks = True
         self._seen: dict[int, tuple[int, int]] = {}  # inodes of pending saves, and what was in them
         self._rewritten: set[int] = set()
+        self.over: Callable[[], bool] = lambda: False
+        """Asked between the pieces of a copy: once it is true, that pin is given up."""
 
     # -------------------------------------------------------------------------------------------------------- pinning
 
@@ -275,10 +278,17 @@ class Spool:
                 while abs(self._now_ns() - target.stat().st_mtime_ns) < _TICK_NS:
                     self._sleep(_TICK_NS / 1e9)
                 return
-        shutil.copyfile(source, target)
+        self._copy(source, target)
         after = source.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise SourceError(f"{source} changed while it was copied; hand a checkpoint over once it is written completely")
+
+    def _copy(self, source: Path, target: Path) -> None:
+        with source.open("rb") as reader, target.open("xb") as writer:
+            while data := reader.read(_COPIED):
+                if self.over():
+                    raise SourceError(f"{source} was not copied to the end, since the time for it was over; it stays where it is")
+                writer.write(data)
 
     def _is_rewritten(self, now: os.stat_result) -> bool:
         """Whether this inode was handed over before with other content, or was found changed after it was."""

@@ -67,7 +67,10 @@ def missing_dcp(directory: Path) -> list[str]:
         return [f"{directory.name}/{METADATA}"]
     except (OSError, ValueError) as error:
         return [f"{directory.name}/{METADATA} (it cannot be read: {type(error).__name__})"]
-    return [f"{directory.name}/{problem}" for problem in contents.problems(sizes(directory))]
+    try:
+        return [f"{directory.name}/{problem}" for problem in contents.problems(sizes(directory))]
+    except OSError as error:
+        return [f"{directory.name} (it cannot be read: {error.strerror})"]
 
 
 def _index(key: Stand) -> tuple[str, tuple[int, ...] | None]:

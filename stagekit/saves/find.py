@@ -18,11 +18,12 @@ own (an unknown format) can be told finished by quiet alone.
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -42,6 +43,7 @@ _NUMBER = re.compile(r"(?<![0-9.])0*([0-9]{1,12})(?![0-9.])")
 _TRAINERS = re.compile(r"(trainer_state\.json|training_args\.bin|optimizer|scheduler\.pt|rng_state|global_step|latest|pytorch_model_fsdp)")
 _TELLS_ITS_END = (".safetensors", ".json", ".pt", ".pth", ".bin", ".ckpt")
 _STRUCTURED = ("trainer", "dcp")
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Found:
     path: Path
     kind: Kind
     stats: Mapping[str, Stat]
+    unreadable: tuple[str, ...] = ()
+    """What below it could not be looked at, each with the reason."""
 
     @property
     def name(self) -> str:
@@ -80,8 +84,16 @@ class Found:
 
     def lacking(self, world_size: int | None = None) -> list[str]:
         """What it lacks to be finished, apart from quiet; nothing when nothing is."""
+        if self.unreadable:
+            return list(self.unreadable)
         if not self.stats:
             return ["any file"]
+        try:
+            return self._lacking(world_size)
+        except OSError as error:  # it is being rotated away under this look
+            return [f"{error.filename or self.name} ({error.strerror})"]
+
+    def _lacking(self, world_size: int | None) -> list[str]:
         if self.kind == "trainer":
             step = trainer.step_of(self.path) or 0
             return trainer.Expected.seen_in(self.path, world_size).missing(self.path, step)
@@ -111,38 +123,135 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What lies below one root: candidates, and the files that belong to none, by their path below the root."""
+    """What lies below one root: candidates, and the files that belong to none, by their path below the root.
+
+    ``unreadable``: folders and files that could not be looked at, with the reason. ``cut``: where looking ended because the time was
+    over; ``None`` when everything was looked at.
+    """
 
     root: Path
     found: tuple[Found, ...]
     others: Mapping[str, Stat]
+    unreadable: Mapping[Path, str] = field(default_factory=dict)
+    cut: Path | None = None
 
 
-def look(root: Path, patterns: Sequence[str] = ()) -> Look:
+def look(root: Path, patterns: Sequence[str] = (), *, over: Callable[[], bool] = lambda: False) -> Look:
     """Everything below ``root``. ``patterns`` are shell patterns for paths below it, or for names. What vanishes meanwhile is left out.
 
-    Links to directories are not followed. What has a name that begins with ``.`` or ends in ``.incomplete`` is nobody's.
+    Links to directories are not followed. What has a name that begins with ``.`` or ends in ``.incomplete`` is nobody's. ``over`` is asked
+    again and again: once it is true, what was seen so far is returned.
     """
-    found: list[Found] = []
-    others: dict[str, Stat] = {}
+    seeing = _Seeing(root, patterns, over)
+    try:
+        seeing.enter(root, "")
+    except _TimeIsOver as reached:
+        return Look(root, tuple(seeing.found), seeing.others, seeing.unreadable, reached.path)
+    return Look(root, tuple(seeing.found), seeing.others, seeing.unreadable)
 
-    def enter(folder: Path, prefix: str) -> None:
-        for entry in _entries(folder):
-            path = f"{prefix}{entry.name}"
+
+class _TimeIsOver(Exception):
+    """Looking ends before ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
+@dataclass(slots=True)
+class _Seeing:
+    """One look below ``root``, as far as it has come."""
+
+    root: Path
+    patterns: Sequence[str]
+    over: Callable[[], bool]
+    found: list[Found] = field(default_factory=list)
+    others: dict[str, Stat] = field(default_factory=dict)
+    unreadable: dict[Path, str] = field(default_factory=dict)
+
+    def enter(self, folder: Path, prefix: str) -> None:
+        for entry in self._entries(folder):
+            path, place = f"{prefix}{entry.name}", Path(entry.path)
             if entry.name.startswith(".") or entry.name.endswith(INCOMPLETE):
                 continue
-            is_folder = entry.is_dir(follow_symlinks=False)
-            kind = _kind(Path(entry.path), path, is_folder, patterns)
+            try:
+                is_folder = entry.is_dir(follow_symlinks=False)
+            except OSError as error:
+                self._note(place, error)
+                continue
+            kind = self._kind(place, path, is_folder)
             if kind is not None:
                 if not entry.is_symlink():  # what it leads to is a candidate itself
-                    found.append(Found(root, Path(entry.path), kind, _stats(Path(entry.path), is_folder)))
+                    self.found.append(self._candidate(place, kind, is_folder))
             elif is_folder:
-                enter(Path(entry.path), f"{path}/")
-            elif (now := stat_of(Path(entry.path))) is not None:
-                others[path] = now
+                self.enter(place, f"{path}/")
+            elif (now := self._stat(place)) is not None:
+                self.others[path] = now
 
-    enter(root, "")
-    return Look(root, tuple(found), others)
+    def _kind(self, path: Path, relative: str, is_folder: bool) -> Kind | None:
+        if is_folder:
+            names = {entry.name for entry in self._entries(path)}
+            if path in self.unreadable:
+                return None
+            if METADATA in names or any(name.endswith(".distcp") for name in names):
+                return "dcp"
+            if any(re.fullmatch(r"random_states_[0-9]+\.pkl", name) for name in names):
+                return "accelerate"
+            if trainer.step_of(path) is not None:
+                return "trainer" if any(map(_TRAINERS.match, names)) else "pattern"
+        if path.suffix == ".ckpt":
+            return "lightning"
+        return "pattern" if _matches(relative, self.patterns) else None
+
+    def _candidate(self, path: Path, kind: Kind, is_folder: bool) -> Found:
+        before = set(self.unreadable)
+        stats = self._stats(path, is_folder)
+        below = tuple(f"{place} ({why})" for place, why in self.unreadable.items() if place not in before)
+        return Found(self.root, path, kind, stats, below)
+
+    def _stats(self, path: Path, is_folder: bool) -> dict[str, Stat]:
+        if not is_folder:
+            now = self._stat(path)
+            return {} if now is None else {path.name: now}
+        result: dict[str, Stat] = {}
+        seen: set[str] = set()
+        for folder, folders, names in os.walk(path, followlinks=True, onerror=self._note_walking):
+            real = os.path.realpath(folder)
+            if real in seen:
+                folders.clear()  # a link that leads in a circle
+                continue
+            seen.add(real)
+            for name in names:
+                file = Path(folder, name)
+                if (now := self._stat(file)) is not None:
+                    result[file.relative_to(path).as_posix()] = now
+        return result
+
+    def _entries(self, folder: Path) -> list[os.DirEntry[str]]:
+        if self.over():
+            raise _TimeIsOver(folder)
+        try:
+            with os.scandir(folder) as entries:
+                return sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            self._note(folder, error)
+            return []
+
+    def _stat(self, path: Path) -> Stat | None:
+        if self.over():
+            raise _TimeIsOver(path)
+        try:
+            return _regular(path.stat())
+        except OSError as error:
+            self._note(path, error)
+            return None
+
+    def _note_walking(self, error: OSError) -> None:
+        self._note(Path(error.filename), error)
+
+    def _note(self, path: Path, error: OSError) -> None:
+        """Something could not be looked at, unless it is gone by now, or is a link that leads nowhere."""
+        if error.errno not in _GONE and not _is_gone(path):
+            self.unreadable[path] = error.strerror or str(error)
 
 
 def set_aside(found: Found) -> Path:
@@ -167,18 +276,26 @@ def step_in(name: str) -> int | None:
 
 @dataclass(slots=True)
 class Watch:
-    """Which candidates are finished, for one who looks again and again. ``world_size``: the number of ranks, when it is known."""
+    """Which candidates are finished, for one who looks again and again. ``world_size``: the number of ranks, when it is known.
+
+    ``left`` are those that the last call of ``finished`` had no time for.
+    """
 
     quiet_s: float
     monotonic: Callable[[], float]
     world_size: int | None = None
+    left: list[Path] = field(default_factory=list)
     _seen: dict[Path, tuple[Mapping[str, Stat], float]] = field(default_factory=dict)
     _done: dict[Path, Mapping[str, Stat]] = field(default_factory=dict)
 
-    def finished(self, looks: Sequence[Look], *, still: bool = False) -> list[Found]:
-        """What is finished now and was not ``taken`` as it is now, by step. ``still``: nobody writes any more, so that all is quiet."""
+    def finished(self, looks: Sequence[Look], *, still: bool = False, over: Callable[[], bool] = lambda: False) -> list[Found]:
+        """What is finished now and was not ``taken`` as it is now, by step. ``still``: nobody writes any more, so that all is quiet.
+
+        ``over`` is asked before each: once it is true, the rest is not judged.
+        """
         now_s = self.monotonic()
         result: list[Found] = []
+        self.left = []
         current = {found.path: found for one in looks for found in one.found}
         self._seen = {path: seen for path, seen in self._seen.items() if path in current}
         for path, found in current.items():
@@ -187,6 +304,9 @@ class Watch:
                 since_s = now_s
                 self._seen[path] = (found.stats, now_s)
             if self._done.get(path) == found.stats:
+                continue
+            if over():
+                self.left.append(path)
                 continue
             quiet = still or now_s - since_s >= self.quiet_s
             if found.needs_quiet(self.world_size) and not quiet:
@@ -215,56 +335,27 @@ def _is_other_ranks(name: str) -> bool:
     return re.fullmatch(r"rng_state_[1-9][0-9]*\.pth", name) is not None
 
 
-def _kind(path: Path, relative: str, is_folder: bool, patterns: Sequence[str]) -> Kind | None:
-    if is_folder:
-        names = {entry.name for entry in _entries(path)}
-        if METADATA in names or any(name.endswith(".distcp") for name in names):
-            return "dcp"
-        if any(re.fullmatch(r"random_states_[0-9]+\.pkl", name) for name in names):
-            return "accelerate"
-        if trainer.step_of(path) is not None:
-            return "trainer" if any(map(_TRAINERS.match, names)) else "pattern"
-    if path.suffix == ".ckpt":
-        return "lightning"
-    return "pattern" if _matches(relative, patterns) else None
-
-
 def _matches(relative: str, patterns: Sequence[str]) -> bool:
     name = relative.rpartition("/")[2]
     return any(fnmatch.fnmatchcase(relative, pattern) or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _stats(path: Path, is_folder: bool) -> dict[str, Stat]:
-    if not is_folder:
-        now = stat_of(path)
-        return {} if now is None else {path.name: now}
-    result: dict[str, Stat] = {}
-    seen: set[str] = set()
-    for folder, folders, names in os.walk(path, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
-            folders.clear()  # a link that leads in a circle
-            continue
-        seen.add(real)
-        for name in names:
-            file = Path(folder, name)
-            if (now := stat_of(file)) is not None:
-                result[file.relative_to(path).as_posix()] = now
-    return result
-
-
 def stat_of(path: Path) -> Stat | None:
     """Inode, size and time of change of a regular file; ``None`` when there is none."""
     try:
-        now = path.stat()
+        return _regular(path.stat())
     except OSError:
         return None
+
+
+def _regular(now: os.stat_result) -> Stat | None:
     return (now.st_ino, now.st_size, now.st_mtime_ns) if stat.S_ISREG(now.st_mode) else None
 
 
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _is_gone(path: Path) -> bool:
+    """Whether nothing is there: a network file system tells so of a folder that was removed under a look in words of its own."""
     try:
-        with os.scandir(folder) as entries:
-            yield from sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return  # it was removed while we looked
+        path.lstat()
+    except OSError as error:
+        return error.errno in _GONE
+    return False

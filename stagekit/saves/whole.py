@@ -51,9 +51,14 @@ def sizes(directory: Path) -> dict[str, int]:
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files(directory)}
 
 
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
 def files(directory: Path) -> Iterator[Path]:
-    """All files below ``directory``, sorted by folder."""
-    for folder, folders, names in os.walk(directory):
+    """All files below ``directory``, sorted by folder. Raises ``OSError`` for a folder that cannot be read, unless it is gone."""
+    for folder, folders, names in os.walk(directory, onerror=_raise):
         folders.sort()
         for name in sorted(names):
             path = Path(folder, name)

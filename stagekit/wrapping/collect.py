@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError, SourceError, StagekitError, UsageError
@@ -45,6 +48,9 @@ class Collector:
 
     ``printed`` are the files with what the command prints, for the logs. Nothing raises here for a save that could not be sent: it stays
     pinned, and ``run.drain`` tells.
+
+    ``left_s`` are the seconds that are left for all of it, without end as long as nobody has said when it must be over. Looking takes at
+    most half of them, so that what was found can be pinned. What there was no time for, and what could not be read, is in ``blind``.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Collector:
         on_event: Subscriber,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
+        left_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.roots = dict(roots)
         self._run = run
@@ -70,9 +77,11 @@ class Collector:
         self._printed = tuple(printed)
         self._on_event = on_event
         self._clock = clock
+        self._left_s = left_s
         self._watch = Watch(quiet_s, monotonic, world_size)
         self._step = 0
         self._told: set[Path] = set()
+        self._told_of: set[Path] = set()
         self._old: set[Path] = set()
         self._looks: list[Look] = []
         self.submitted = 0
@@ -80,9 +89,32 @@ class Collector:
         """Finished saves that could not be pinned, and why; each is tried again by the next ``scan``."""
 
     def look(self) -> list[Look]:
-        """What lies below the roots now."""
-        self._looks = [look(root, self._patterns) for root in self.roots.values() if root.is_dir()]
+        """What lies below the roots now. What cannot be read is told, once."""
+        half = _Half(self._left_s)
+        self._looks = [look(root, self._patterns, over=half.is_over) for root in self.roots.values()]
+        for one in self._looks:
+            for path, why in one.unreadable.items():
+                if path not in self._told_of:
+                    self._told_of.add(path)
+                    text = f"{_unreadable(path, why)}; look at its mode and owner: ls -ld {shlex.quote(str(path))}"
+                    self._on_event(Message(text, "warning"))
         return self._looks
+
+    @property
+    def blind(self) -> list[str]:
+        """What was not looked at by the last ``scan``, in words; nothing when everything was."""
+        unreadable = {path: why for one in self._looks for path, why in one.unreadable.items()}
+        found = []
+        if unreadable:
+            path, why = next(iter(unreadable.items()))
+            more = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
+            found.append(f"{_unreadable(path, why)}{more}; make it readable for this user, then: stagekit teardown")
+        ends = [one.cut for one in self._looks if one.cut is not None] + self._watch.left
+        if ends:
+            roots = ", ".join(map(str, self.roots.values()))
+            what = f"the time after SIGTERM was over before all below {roots} was looked at, from {ends[0]} on"
+            found.append(f"{what}; the next start, or `stagekit teardown`, looks again")
+        return found
 
     def before(self, held: Collection[Checkpoint], waiting: Collection[Entry] = ()) -> tuple[list[Found], list[Found]]:
         """The finished saves that lie here before the command starts: those that must be handed over, and those that are ahead of the run.
@@ -127,8 +159,10 @@ class Collector:
         """
         looks = self.look()
         self.unsaved = {path: why for path, why in self.unsaved.items() if path.exists()}
-        for found in self._watch.finished(looks, still=still):
-            if killed and not found.tells_its_end() and not self._is_old(found):
+        for found in self._watch.finished(looks, still=still, over=self._is_over):
+            if self._is_over():
+                self.unsaved[found.path] = "the time after SIGTERM was over"
+            elif killed and not found.tells_its_end() and not self._is_old(found):
                 target = set_aside(found)
                 text = f"{found.path} was written just before the command was killed, and nothing tells whether it is whole"
                 self._on_event(Message(f"{text}; it is no checkpoint, stays local, and is called {target.name} now", "warning"))
@@ -167,8 +201,11 @@ class Collector:
                 holding=found.sizes,
                 made_with=made_with,
             )
-        except SourceError:
-            return  # it changed, or is being rotated away: what is there is looked at again
+        except SourceError as error:
+            # While the command runs it changed, or is being rotated away: what is there is looked at again.
+            if still and found.path.exists():
+                self.unsaved[found.path] = str(error)
+            return
         except UsageError as error:
             self._on_event(Message(f"{found.path} is not saved: {error}", "error"))
         except CheckpointError as error:  # of earlier saves; this one is pinned
@@ -181,6 +218,9 @@ class Collector:
             return
         self._watch.take(found)
         self.submitted += 1
+
+    def _is_over(self) -> bool:
+        return self._left_s() <= 0
 
     def _ranks_of(self, found: Found) -> int | None:
         if self._world_size is not None or found.kind != "trainer":
@@ -209,6 +249,24 @@ class Collector:
                 if is_due([size], quiet=still or now_s - time_ns / 1e9 >= self._quiet_s):
                     files[f"{names[one.root]}/{path}"] = one.root / path
         self._logs.offer(files)
+
+
+@dataclass(slots=True)
+class _Half:
+    """The first half of the time that is left, from the moment on at which somebody has said how much that is."""
+
+    left_s: Callable[[], float]
+    first_s: float = math.inf
+
+    def is_over(self) -> bool:
+        left_s = self.left_s()
+        if self.first_s == math.inf:
+            self.first_s = left_s
+        return left_s <= self.first_s / 2 < math.inf
+
+
+def _unreadable(path: Path, why: str) -> str:
+    return f"{path} cannot be read ({why}), so whether what lies there is in the bucket cannot be told"
 
 
 def _is_known(found: Found, step: int | None, held: Collection[Checkpoint], waiting: Collection[Entry]) -> bool:

@@ -53,7 +53,7 @@ def finish_left(
     except StagekitError as error:
         on_event(Message(f"what {note.command!r} left below {', '.join(map(str, note.watched.values()))} is not sent: {error}", "warning"))
         return False
-    if collector.unsaved:
+    if collector.unsaved or collector.blind:
         return False
     if logs is not None and not logs.bring(last=True):
         return False

@@ -41,7 +41,7 @@ def clear_way(collector: Collector, on_event: Subscriber) -> None:
     """Rename what a killed trainer left unfinished, so that the next one does not take it for its newest checkpoint."""
     collector.look()
     for found in collector.unfinished():
-        if found.kind in ("trainer", "dcp"):
+        if found.kind in ("trainer", "dcp") and not found.unreadable:
             lacking = ", ".join(found.lacking()[:3])
             target = set_aside(found)
             on_event(Message(f"{found.path} was never finished (it lacks {lacking}); it is called {target.name} now", "warning"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
@@ -39,6 +40,7 @@ from .world import world_size_of
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _CHILDS_SHARE = 0.6  # of the grace after SIGTERM; the rest is for sending what it saved
 _WAIT_S = 0.2
+_CLOSING_S = 3.0  # beyond the drain, for ending the thread that sends and a last word to the store
 _ENDING_S = 15.0  # what a killed command's last processes may take beyond the grace
 _LOOK_EVERY_S = 1.0
 _LOOKS_SHARE = 20  # looking takes at most this part of the time
@@ -225,6 +227,7 @@ class _Wrapper:
     reason: Reason = "ended"
     early: list[int] = field(default_factory=list)
     sender: threading.Thread | None = None
+    ended: bool = False
     last: threading.Thread | None = None
     sent_last: bool = False
     stop_logs: threading.Event = field(default_factory=threading.Event)
@@ -251,6 +254,7 @@ class _Wrapper:
             on_event=self.on_event,
             monotonic=self.monotonic,
             clock=self.clock,
+            left_s=self._left_to_look,
         )
         clear_way(self.collector, self.on_event)
         here, ahead = self.collector.before(held or [], waiting_for(self.training))
@@ -285,7 +289,8 @@ class _Wrapper:
             grace_s=settings.grace_s,
             spool=self.training._spool_dir,
         )
-        self.training._begin()  # teardown must find this run also when nothing is ever saved
+        spool, _ = self.training._begin()  # teardown must find this run also when nothing is ever saved
+        spool.over = lambda: self._left_to_look() <= 0
         if held is not None:
             self._record(attempt)
         code = self._run_child(note, start, logs, printed)
@@ -382,7 +387,7 @@ class _Wrapper:
                     self.command, environ=environ, grace_s=self.settings.grace_s, logs=files, stdout=self.settings.stdout, keep=(held,)
                 )
                 for number in self.early:
-                    self.child.send(number)
+                    self._pass_on(self.child, number)
                 if logs is not None:
                     self.sender = threading.Thread(target=self._send_logs, args=(logs,), name="stagekit-logs", daemon=True)
                     self.sender.start()
@@ -411,8 +416,6 @@ class _Wrapper:
             if code is not None:
                 return code
             now_s = self.monotonic()
-            if self.deadline is not None:
-                child.kill(self._childs_time())
             if now_s < look_at_s:
                 continue
             self.collector.scan()
@@ -429,9 +432,19 @@ class _Wrapper:
                 self.on_event(Message(text, "warning"))
                 child.end(self.settings.grace_s)
 
-    def _childs_time(self) -> float:
-        assert self.deadline is not None
-        return max(0.0, self.deadline - self.monotonic() - (1 - _CHILDS_SHARE) * self.settings.grace_s)
+    def _pass_on(self, child: Child, number: int) -> None:
+        """Send a signal, and after SIGTERM also say when the command's time is over: nothing here may be late then."""
+        child.send(number)
+        if self.deadline is not None:
+            child.kill(self._left_to_look())
+
+    def _left_to_look(self) -> float:
+        """Seconds that looking and pinning may take: no end before SIGTERM, then the command's share of the grace while it lives, and
+        all that is left of it afterwards."""
+        if self.deadline is None:
+            return math.inf
+        kept_s = 0.0 if self.ended else (1 - _CHILDS_SHARE) * self.settings.grace_s
+        return max(0.0, self.deadline - kept_s - self.monotonic())
 
     def _send_logs(self, logs: Logs) -> None:
         while not self.stop_logs.wait(EVERY_S):
@@ -462,20 +475,21 @@ class _Wrapper:
                 raise _Leave
             return
         if self.child is not None:
-            self.child.send(number)
+            self._pass_on(self.child, number)
         else:
             self.early.append(number)  # it is just being started
 
     # -------------------------------------------------------------------------------------------------------- after it
 
     def _finish(self, note: Note, start: Start, logs: Logs | None, code: int) -> Ended:
+        self.ended = True
         killed = code < 0
         problem: str | None = None
         try:
             note = replace(note, killed=killed)
             note.write()
             self.collector.scan(still=True, killed=killed)
-            for found in self.collector.unfinished():
+            for found in self.collector.unfinished() if self._left_to_look() else ():
                 lacking = ", ".join(found.lacking()[:3])
                 self.on_event(Message(f"{found.path} is not finished and stays local: it lacks {lacking}", "warning"))
             problem = self._drain(logs, killed=killed)
@@ -522,17 +536,33 @@ class _Wrapper:
                 self.draining = False
                 problems.append("interrupted")
                 break
-        self.training._drain_s = 0.0
-        try:
-            self.training.close()
-        except StagekitError as error:
-            problems.append(str(error))
+        if (failed := self._close(end_s)) is not None:
+            problems.append(failed)
         if unsaved := self.collector.unsaved:
             path, why = next(iter(unsaved.items()))
             problems.append(f"{len(unsaved)} finished saves could not be pinned and are only here, such as {path}: {why}")
+        problems.extend(self.collector.blind)
         if not sent_logs:
             problems.append(f"logs are not all in {self.training.url}; the next start, or `stagekit teardown`, sends them")
         return "; ".join(problems) or None
+
+    def _close(self, end_s: float) -> str | None:
+        """End the run, and say what is not in the bucket. A store that hangs while it is told of the end is not waited for."""
+        self.training._drain_s = 0.0
+        told: list[str] = []
+
+        def close() -> None:
+            try:
+                self.training.close()
+            except (StagekitError, OSError) as error:
+                told.append(str(error))
+
+        closing = threading.Thread(target=close, name="stagekit-close", daemon=True)
+        closing.start()
+        closing.join(self._left(end_s) + _CLOSING_S)
+        if closing.is_alive() and self.training._uploader is not None and (left := self.training._uploader.unsynced()) is not None:
+            told.append(str(left))
+        return next(iter(told), None)
 
     def _pinned_more(self, end_s: float, *, killed: bool) -> bool:
         """Whether saves that could not be pinned before are pinned now: what was sent meanwhile has made room."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -168,30 +169,42 @@ def test_what_is_not_what_was_found_complete_is_not_pinned(tmp_path: Path, spool
     assert list(spool.directory.glob("incoming/*")) == []
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, spool: Spool) -> None:
+    def full() -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copyfile", full)
+    spool.over = full
     with pytest.raises(OutOfSpace, match=r"free some\. Pinning takes next to none where the spool is on the file system"):
         spool.pin(fill(tmp_path / "out"), entry())
     assert pending(spool.directory) == []
     assert not any((spool.directory / "incoming").glob("*"))
 
 
-def test_a_file_that_is_being_written_is_refused(tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_being_written_is_refused(tmp_path: Path, spool: Spool) -> None:
     source = fill(tmp_path / "out")
-    copyfile = shutil.copyfile
+    pieces = iter((b"more", b""))
 
-    def copy_while_written(one: Path, two: Path) -> None:
-        copyfile(one, two)
-        with one.open("ab") as file:
-            file.write(b"more")
+    def write() -> bool:
+        with (source / "model.bin").open("ab") as file:
+            file.write(next(pieces, b""))
+        return False
 
-    monkeypatch.setattr(shutil, "copyfile", copy_while_written)
+    spool.over = write
     with pytest.raises(SourceError, match="changed while it was copied"):
         spool.pin(source, entry())
     assert pending(spool.directory) == []
+
+
+def test_a_copy_for_which_there_is_no_time_is_given_up_between_its_pieces(tmp_path: Path, spool: Spool) -> None:
+    pieces = iter((False, True))
+    spool.over = lambda: next(pieces)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        with pytest.raises(
+            SourceError, match=r"model\.bin was not copied to the end, since the time for it was over; it stays where it is"
+        ):
+            spool.pin(fill(Path(other) / "out", bytes(20 * 2**20)), entry())
+    assert pending(spool.directory) == []
+    assert not any((spool.directory / "incoming").glob("*"))
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path, spool: Spool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,63 @@ def test_the_step_in_a_name(name: str, step: int | None) -> None:
 def test_circles_of_links_end(tmp_path: Path, watch: Watch) -> None:
     (save(tmp_path, 4) / "self").symlink_to(tmp_path / "checkpoint-4")
     assert finished(watch, tmp_path) == ["checkpoint-4"]
+
+
+def test_what_is_removed_under_a_look_is_gone_and_not_unreadable(tmp_path: Path, watch: Watch) -> None:
+    for step in (4, 5, 6):
+        save(tmp_path, step)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.log").write_text("x")
+    asked = 0
+
+    def remove() -> bool:
+        """At each place where a look can be interrupted, somewhere else something vanishes."""
+        nonlocal asked
+        asked += 1
+        if asked == 4:
+            shutil.rmtree(tmp_path / "checkpoint-5")  # listed, and not entered yet
+            shutil.rmtree(tmp_path / "logs")
+        if asked == 8:
+            (tmp_path / "checkpoint-6" / "optimizer.pt").unlink()
+        return False
+
+    seen = look(tmp_path, over=remove)
+    assert (seen.unreadable, seen.cut, seen.others) == ({}, None, {})
+    assert names(watch.finished([seen])) == ["checkpoint-4"]
+    assert asked > 8
+
+
+def test_a_look_ends_when_the_time_is_over_and_says_where(tmp_path: Path, watch: Watch) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    left = iter((*[False] * 10, *[True] * 100))
+    seen = look(tmp_path, over=lambda: next(left))
+    assert names(list(seen.found)) == ["checkpoint-1"]
+    assert seen.cut is not None
+    assert seen.cut.is_relative_to(tmp_path / "checkpoint-2")
+    assert watch.finished([seen], over=lambda: True) == []
+    assert watch.left == [tmp_path / "checkpoint-1"]
+    assert finished(watch, tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert watch.left == []
+
+
+def test_what_cannot_be_read_is_told_and_makes_its_checkpoint_unfinished(tmp_path: Path, watch: Watch, as_nobody: Any) -> None:
+    for step in (4, 5):
+        save(tmp_path, step)
+    closed = [tmp_path / "closed", tmp_path / "checkpoint-5" / "global_step5", tmp_path / "checkpoint-6", tmp_path / "blind"]
+    for folder in closed:
+        folder.mkdir()
+    (closed[3] / "a.log").write_text("listed, and its size cannot be asked for")
+    for folder in closed[:3]:
+        folder.chmod(0)
+    closed[3].chmod(0o744)
+
+    def attempt() -> str:
+        seen = look(tmp_path)
+        told = [*names(watch.finished([seen], still=True)), *(found.lacking()[0] for found in watch.unfinished([seen]))]
+        return json.dumps([sorted(map(str, seen.unreadable)), told, list(seen.others)])
+
+    unreadable, told, others = json.loads(as_nobody(attempt))
+    assert unreadable == sorted(map(str, [*closed[:3], closed[3] / "a.log"]))
+    assert told == ["checkpoint-4", f"{closed[1]} (Permission denied)"]
+    assert others == []

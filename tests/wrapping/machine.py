@@ -37,12 +37,13 @@ class Done:
 
 @dataclass
 class Machine:
-    """``directory`` is where one works; ``url`` is where the run lies."""
+    """``directory`` is where one works; ``url`` is where the run lies; ``before`` starts the command line."""
 
     directory: Path
     url: str
     environ: dict[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ("--no-record",)
+    before: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.directory.mkdir()
@@ -65,7 +66,7 @@ class Machine:
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
         environ = {**os.environ, "HOME": str(self.directory), "STAGEKIT_HOME": str(self.directory / "home"), "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
-            [*STAGEKIT, *arguments],
+            [*self.before, *STAGEKIT, *arguments],
             cwd=self.directory,
             env=environ | self.environ,
             stdout=subprocess.PIPE,

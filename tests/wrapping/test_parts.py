@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from stagekit.config import home_directory
 from stagekit.errors import CheckpointError, ManifestError, UsageError
 from stagekit.processes import Process
 from stagekit.progress import Event, Message
+from stagekit.runs import Run
 from stagekit.runs.home import known_runs
 from stagekit.runs.layout import Checkpoint, CheckpointManifest, CheckpointName, FileRecord
-from stagekit.wrapping.collect import named
+from stagekit.wrapping.collect import Collector, named
 from stagekit.wrapping.note import Note, notes
 from stagekit.wrapping.resuming import Start, place_of
 from stagekit.wrapping.wrapper import Settings, overdue, run_command, spool_for
@@ -133,3 +135,68 @@ def test_a_bucket_without_its_scheme_is_told_to_be_a_directory(tmp_path: Path, m
     assert [event.text for event in told if isinstance(event, Message) and "is the directory" in event.text] == [
         f"--to my-bucket/run is the directory {tmp_path}/my-bucket/run of this machine; a bucket is written s3://my-bucket/run"
     ]
+
+
+def test_looking_takes_half_of_the_time_that_is_left_and_what_was_found_is_pinned(tmp_path: Path) -> None:
+    for step in range(1, 9):
+        (tmp_path / "out" / f"checkpoint-{step}").mkdir(parents=True)
+        (tmp_path / "out" / f"checkpoint-{step}" / "state.json").write_text("[]")
+    left_s, told = math.inf, list[Event]()
+
+    def ask() -> float:
+        """SIGTERM has come, and each question takes a second."""
+        nonlocal left_s
+        left_s = max(0.0, left_s - 1)
+        return left_s
+
+    with Run(str(tmp_path / "run")) as run:
+        collector = Collector(
+            run,
+            {"out": tmp_path / "out"},
+            patterns=(),
+            quiet_s=30,
+            world_size=None,
+            logs=None,
+            printed=(),
+            on_event=told.append,
+            left_s=ask,
+        )
+        left_s = 21
+        collector.scan(still=True)
+        pinned = collector.submitted
+        assert 0 < pinned < 8
+        assert collector.unsaved == {}
+        (blind,) = collector.blind
+        assert blind.startswith(f"the time after SIGTERM was over before all below {tmp_path}/out was looked at, from {tmp_path}/out/check")
+        left_s = 3  # enough for a look at none, and for nothing else
+        collector.scan(still=True)
+        assert collector.submitted == pinned
+        left_s = math.inf
+        collector.scan(still=True)
+        assert (collector.submitted, collector.blind, collector.unsaved) == (8, [], {})
+        run.drain()
+        assert len(run.checkpoints()) == 8
+
+
+def test_a_finished_save_that_cannot_be_pinned_once_nobody_writes_is_told(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.npz").write_bytes(b"x")
+    told: list[Event] = []
+    with Run(str(tmp_path / "run")) as run:
+        spool, _ = run._begin()
+        spool.over = lambda: True
+        collector = Collector(
+            run,
+            {"out": tmp_path / "out"},
+            patterns=("*.npz",),
+            quiet_s=0,
+            world_size=None,
+            logs=None,
+            printed=(),
+            on_event=told.append,
+        )
+        collector.scan()
+        assert collector.unsaved == {}, "it may be being rotated away"
+        collector.scan(still=True)
+        assert list(collector.unsaved) == [tmp_path / "out" / "a.npz"]
+        assert "the time for it was over; it stays where it is" in collector.unsaved[tmp_path / "out" / "a.npz"]

@@ -208,6 +208,46 @@ def test_logs_that_take_too_long_are_left_to_teardown_after_the_drain_and_after_
         assert machine.stagekit("teardown").code == 0
 
 
+def test_saves_that_there_was_no_time_to_look_at_are_told_and_teardown_says_no_until_they_are_sent(machine: Machine) -> None:
+    end = "b'PK\\x05\\x06' + bytes(18)"
+    program = f"import pathlib, time; pathlib.Path('out/weights-3.pt').write_bytes({end}); print('saved', flush=True); time.sleep(600)"
+    process = machine.begin(*machine.line([sys.executable, "-c", program], "--pattern", "*.pt", "--grace", "0s"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "saved\n"
+    process.terminate()
+    code, _, err = finished(process)
+    assert code in (137, 143), err
+    assert f"the time after SIGTERM was over before all below {machine.out} was looked at, from {machine.out} on; the next start, or" in err
+    assert machine.steps() == []
+    looked = machine.stagekit("teardown", "--check", *machine.durable)
+    assert looked.code == 3
+    assert "stagekit run has ended here before everything was sent" in looked.out
+    done = machine.stagekit("teardown", *machine.durable)
+    assert done.code == 0, done.out
+    assert machine.steps() == [3]
+
+
+def test_a_folder_that_cannot_be_read_is_told_and_is_no_success(machine: Machine) -> None:
+    if os.getuid() == 0:  # permissions bind root only without these
+        machine.before = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
+    closed = machine.out / "closed"
+    done = machine.stagekit(*machine.line(["bash", "-c", f"{sys.executable} {TOY} out 1; mkdir out/closed; chmod 0 out/closed"]))
+    assert done.code == 1, done.err
+    told = f"{closed} cannot be read (Permission denied), so whether what lies there is in the bucket cannot be told; "
+    lines = [line.partition(told)[2] for line in done.err.splitlines() if told in line]
+    assert lines == [f"look at its mode and owner: ls -ld {closed}", "make it readable for this user, then: stagekit teardown"]
+    assert machine.steps() == [1]
+    judged = machine.stagekit("teardown", *machine.durable)
+    assert judged.code == 3
+    assert f"CANNOT TELL  {closed}: it cannot be read: Permission denied" in judged.out
+    again = machine.stagekit(*machine.line(["true"]))
+    assert again.code == 1
+    assert told in again.err
+    closed.chmod(0o755)
+    done = machine.stagekit("teardown", *machine.durable)
+    assert done.code == 0, done.out
+
+
 # ------------------------------------------------------------------------------------------------------------------- kill -9
 
 
