@@ -11,7 +11,7 @@ ranks). Every share gives the same number of batches. After a stop, what each sh
 again, for any number of ranks. Cutting for the same number of ranks gives every rank the rest of its own share, so that a stopped and
 resumed run reads exactly what an undisturbed one does.
 
-The permutation is our own and is specified in ``docs/stream.md`` with test vectors: numpy's generators promise no stable streams.
+The permutation is our own and is specified in ``docs/format.md`` with test vectors: numpy's generators promise no stable streams.
 """
 
 from __future__ import annotations

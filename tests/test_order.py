@@ -231,7 +231,7 @@ def test_the_order_is_the_same_in_another_process_with_another_hash_seed() -> No
 
 
 def test_vectors() -> None:
-    """The vectors printed in docs/stream.md. A change here is a new version of the order."""
+    """The vectors printed in docs/format.md. A change here is a new version of the order."""
     zeros, ones = "00" * 32, "ff" * 32
     assert permutation(10, digest=zeros, seed=0, epoch=0, purpose="blocks").tolist() == [0, 3, 5, 7, 4, 9, 2, 1, 8, 6]
     assert permutation(10, digest=zeros, seed=0, epoch=1, purpose="blocks").tolist() == [3, 1, 5, 6, 7, 0, 9, 4, 8, 2]
