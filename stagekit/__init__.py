@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .copies.push import push as push
     from .dataset import Dataset as Dataset
     from .diagnosis import doctor as doctor
+    from .fitting import fit as fit
     from .hooks.loop import Run as Run
     from .indexing import index as index
     from .location import Location as Location
@@ -42,6 +43,7 @@ _HOMES = {
     "StoreConfig": "config",
     "copy": "copies.copy",
     "doctor": "diagnosis",
+    "fit": "fitting",
     "index": "indexing",
     "info": "report",
     "ls": "report",

@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cp": ("cp", "Copy objects from one store to another, without a disk in between."),
     "demo": ("demo", "Show the whole path on real data: shard, stream, train, throw the machine away, resume."),
     "doctor": ("doctor", "Tell what this machine and a store can do, what will fail, and what to change."),
+    "fit": ("fit", "Tell what a model needs of a GPU, RAM, disk and link, and whether a server has it."),
     "index": ("index", "Make existing WebDataset tars a data set, without rewriting them."),
     "info": ("info", "Tell what a data set, a run or a checkpoint holds."),
     "ls": ("ls", "List data sets, runs and checkpoints below a URL."),

@@ -22,11 +22,11 @@ class Exit(enum.IntEnum):
 
 
 MEANINGS: dict[Exit, str] = {
-    Exit.DONE: "done; for teardown: YES",
+    Exit.DONE: "done; for teardown: YES, for fit: it fits",
     Exit.FAILED: "failed; verify found something, or doctor something that will fail",
     Exit.USAGE: "an argument or option that cannot be meant",
-    Exit.VERDICT_NO: "teardown: NO",
-    Exit.CANNOT_TELL: "teardown: CANNOT TELL",
+    Exit.VERDICT_NO: "teardown: NO; fit: it does not fit",
+    Exit.CANNOT_TELL: "teardown: CANNOT TELL; fit: no GPU to compare with",
     Exit.STALLED: "run: ended by --stall",
     Exit.OVERTIME: "run: ended by --max-hours",
     Exit.INTERRUPTED: "ended by Ctrl-C",

@@ -22,7 +22,6 @@ _GENERATIONS = {
     (10, 0): "Blackwell",
 }
 """By the lowest compute capability of each."""
-_BF16_FROM = (8, 0)
 _FEW_FILES = 4096
 _SMALL_SHM = 1 << 30
 _NO_SPACE, _LITTLE_SPACE = 1 << 30, 10 << 30
@@ -99,9 +98,8 @@ def _gpu_fact(machine: Machine) -> Fact:
     for gpu, count in kinds.items():
         words = [f"{count} × {gpu.name}"]
         if gpu.capability is not None:
-            bf16 = gpu.capability >= _BF16_FROM
-            words.append(f"{generation(gpu.capability)} ({gpu.capability[0]}.{gpu.capability[1]}), bf16 {'yes' if bf16 else 'no'}")
-            if not bf16:
+            words.append(f"{generation(gpu.capability)} ({gpu.capability[0]}.{gpu.capability[1]}), bf16 {'yes' if gpu.bf16 else 'no'}")
+            if not gpu.bf16:
                 advice = f"train with fp16 and a gradient scaler, or in fp32: {gpu.name} has no bf16 units (bf16=True is slow or fails)"
         if gpu.bytes is not None:
             words.append(f"{format_size(gpu.bytes)} each" if count > 1 else format_size(gpu.bytes))

@@ -36,6 +36,7 @@ told["gpus"] = [
 ]
 print(json.dumps(told))
 """
+_BF16_FROM = (8, 0)
 _SMI = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader,nounits")
 
 
@@ -47,6 +48,11 @@ class Gpu:
     capability: tuple[int, int] | None
     bytes: int | None
     driver: str | None = None
+
+    @property
+    def bf16(self) -> bool | None:
+        """Whether it computes in bf16, as Ampere and newer do; ``None`` where its capability is not known."""
+        return self.capability >= _BF16_FROM if self.capability is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +91,26 @@ def look_at_machine(*, torch_s: float = TORCH_S) -> Machine:
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cores=_cores(),
-        ram_bytes=_ram(Path("/")),
+        ram_bytes=ram_bytes(),
         torch=torch,
-        gpus=_smi(_ask(_SMI, TOOL_S)) or (torch.gpus if torch is not None else ()),
+        gpus=_driver_gpus() or (torch.gpus if torch is not None else ()),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         shm_bytes=_size(Path("/dev/shm")),
         engines=_engines(),
     )
+
+
+def look_at_gpus(*, torch_s: float = TORCH_S) -> tuple[Gpu, ...]:
+    """The GPUs of this machine. PyTorch is asked where the driver's program tells none."""
+    gpus = _driver_gpus()
+    if gpus:
+        return gpus
+    torch = _torch(torch_s)
+    return torch.gpus if torch is not None else ()
+
+
+def _driver_gpus() -> tuple[Gpu, ...]:
+    return _smi(_ask(_SMI, TOOL_S))
 
 
 def _torch(timeout_s: float) -> Torch | None:
@@ -139,7 +158,7 @@ def _cores() -> float:
     return round(cores, 1)
 
 
-def _ram(root: Path) -> int | None:
+def ram_bytes(root: Path = Path("/")) -> int | None:
     """What this container may use: the machine's memory, or the limit of its control group where that is less."""
     total = None
     for line in _text(root / "proc/meminfo").splitlines():

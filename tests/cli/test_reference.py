@@ -23,7 +23,7 @@ def test_options_and_exit_codes_are_there() -> None:
     text = render()
     for words in (
         "| `--endpoint-url URL` |",
-        "| 4 | teardown: CANNOT TELL |",
+        "| 4 | teardown: CANNOT TELL; fit: no GPU to compare with |",
         "## stagekit verify\n",
         "`stagekit pull [OPTIONS] URL DIRECTORY`",
     ):

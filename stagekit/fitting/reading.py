@@ -1,0 +1,73 @@
+"""From what the user names to a ``Model``: a count, a ``config.json``, a safetensors file, or a directory of them. Weights are not read."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+from ..errors import SourceError, UsageError
+from .model import Model, Tensor, of_config, of_count, of_tensors, parse_count
+
+_CONFIG = "config.json"
+_MOST_HEADER = 100_000_000
+"""As the safetensors library has it."""
+
+
+def read_model(what: str | os.PathLike[str]) -> Model:
+    """The model that ``what`` means. Raises ``UsageError`` for what means none, ``SourceError`` for a file that cannot be read."""
+    said = os.fspath(what)
+    count = parse_count(said)
+    if count is not None:
+        return of_count(count, said=said)
+    path = Path(said).expanduser()
+    if path.is_dir():
+        return _directory(path, said)
+    if path.is_file():
+        return of_tensors(_tensors(path), said=said) if path.suffix == ".safetensors" else of_config(_config(path), said=said)
+    raise UsageError(
+        f"model: {said} is no parameter count such as 7B, and no file or directory here; `stagekit pull` brings a model from a bucket, and "
+        "config.json is enough of it"
+    )
+
+
+def _directory(path: Path, said: str) -> Model:
+    config = of_config(_config(path / _CONFIG), said=said) if (path / _CONFIG).is_file() else None
+    files = sorted(path.glob("*.safetensors"))
+    if files:
+        return of_tensors([tensor for file in files for tensor in _tensors(file)], said=said, config=config)
+    if config is None:
+        raise UsageError(f"model: {said} holds neither {_CONFIG} nor a safetensors file; give a parameter count, such as 7B")
+    return config
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SourceError(f"reading {path}: {error}; give a parameter count, such as 7B") from None
+    if not isinstance(values, dict):
+        raise SourceError(f"reading {path}: it is no JSON object, so no model's config.json; give a parameter count, such as 7B")
+    return values
+
+
+def _tensors(path: Path) -> list[Tensor]:
+    """The tensors that the header of the safetensors file ``path`` names."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if not 2 <= length <= _MOST_HEADER:
+                raise ValueError("it does not begin with the length of a header")
+            header = json.loads(file.read(length))
+        return [
+            Tensor(name, str(one["dtype"]), tuple(int(side) for side in one["shape"]))
+            for name, one in header.items()
+            if name != "__metadata__"
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(
+            f"reading the header of {path}: it is no safetensors file ({error}); fetch it again, or give a count, such as 7B"
+        ) from None
