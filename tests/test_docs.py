@@ -1,9 +1,9 @@
 """The pages are true: their commands and code run, every command and public name is explained, links lead somewhere.
 
 The rule for blocks, which docs/index.md tells the reader: blocks marked ``bash`` and ``python`` run, in the order in which they stand, in
-one scratch directory a page. A page finds there what a reader would have: raw files in ``digits/`` (which the quickstart makes), the example
-``train_digits.py``, and a bucket ``my-bucket`` that the environment's variables lead to. A block that cannot run says why in a comment on the
-line above it.
+one scratch directory a page. A page finds there what a reader would have: raw files in ``digits/`` (which the quickstart makes), the
+example ``train_digits.py``, and a bucket ``my-bucket`` that the environment's variables lead to. A block that cannot run says why in a
+comment on the line above it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+from markdown_it import MarkdownIt
+from markdown_it.tree import SyntaxTreeNode
 
 import stagekit
 from stagekit.cli import COMMANDS
+from stagekit.cli.exits import MEANINGS, Exit
 from stagekit.demo.digits import export_digits
 from stagekit.testing.rclone import RcloneServer
 
@@ -133,31 +139,59 @@ def test_every_public_name_is_explained() -> None:
     assert explained == {name for name in stagekit.__all__ if not name.startswith("__")}
 
 
-def anchors(page: Path) -> set[str]:
-    """What GitHub makes of a page's headings."""
-    found: set[str] = set()
-    in_block = False
-    for line in page.read_text().splitlines():
-        in_block ^= line.startswith("```")
-        heading = re.match(r"#+ (.*)", line)
-        if heading and not in_block:
-            plain = re.sub(r"\[([^]]*)]\([^)]*\)|[`*]", r"\1", heading[1]).strip().lower()
-            found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+def parsed(page: Path) -> SyntaxTreeNode:
+    """The page as GitHub reads it. The parser comes with rich."""
+    return SyntaxTreeNode(MarkdownIt("commonmark").enable("table").parse(page.read_text()))
+
+
+def headings(page: Path) -> list[tuple[int, str]]:
+    """Level and anchor of each heading, the anchor as GitHub makes it of one that comes once."""
+    found: list[tuple[int, str]] = []
+    for heading in parsed(page).walk():
+        if heading.type == "heading":
+            plain = "".join(one.content for one in heading.walk() if one.type in ("text", "code_inline")).strip().lower()
+            found.append((int(heading.tag[1:]), re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")))
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"]\(([^)\s]+)\)", prose):
-        if re.match(r"[a-z]+:", target):
+    for node in parsed(page).walk():
+        target = str(node.attrs.get("href", node.attrs.get("src", ""))) if node.type in ("link", "image") else ""
+        if node.type == "text":  # what the parser did not take for a link, since it leads nowhere
+            assert not re.search(r"\]\[|\]\(", node.content), f"{named(page)}: {node.content}"
+        if not target or re.match(r"[a-z]+:", target):
             continue
-        path, _, anchor = target.partition("#")
+        path, _, anchor = unquote(target).partition("#")
         linked = (page.parent / path).resolve() if path else page
         assert linked.exists(), f"{named(page)} links to {target}"
         assert linked.is_relative_to(ROOT), f"{named(page)} links outside the project: {target}"
         if anchor:
-            assert anchor in anchors(linked), f"{named(page)} links to {target}, which has no such heading"
+            assert anchor in {anchor for _, anchor in headings(linked)}, f"{named(page)} links to {target}, which has no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_page_is_well_formed(page: Path) -> None:
+    """One title, no level left out, no heading twice; every row of a table has its cells, where a browser would drop one without a word."""
+    levels = [level for level, _ in headings(page)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels)), levels
+    assert not [anchor for anchor, times in Counter(anchor for _, anchor in headings(page)).items() if times > 1]
+    lines = page.read_text().splitlines()
+    for table in parsed(page).walk():
+        if table.type == "table" and table.map is not None:
+            rows = lines[table.map[0] : table.map[1]]
+            widths = {len(re.split(r"(?<!\\)\|", row.strip().strip("|"))) for row in rows}
+            assert len(widths) == 1, f"{named(page)}:{table.map[0] + 1} has rows of {sorted(widths)} cells"
+
+
+def test_exit_codes_are_those_of_the_table() -> None:
+    assert set(MEANINGS) == set(Exit)
+    for page in PAGES:
+        for table in re.findall(r"^\| code \|.*\n(?:\|.*\n)+", page.read_text(), re.MULTILINE):
+            codes = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
+            assert set(map(int, codes)) <= set(Exit), named(page)
 
 
 def test_every_page_is_reached_from_the_index() -> None:
