@@ -1,0 +1,125 @@
+"""What lies below a URL, a line for each data set, run, checkpoint, folder and object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ..config import StoreConfig
+from ..contents import exists, kind_of
+from ..errors import ManifestError
+from ..parallel import each
+from ..progress import Subscriber, ignore
+from ..publishing.destination import is_probe
+from ..runs import catalog
+from ..runs.catalog import Catalog
+from ..runs.layout import CHECKPOINTS, RUN_JSON, Checkpoint
+from ..shards.manifest import MANIFEST, Manifest
+from ..store import Where, open_store
+from ..store.base import Store
+from ..store.below import Below
+from ..units import counted, format_count, format_size
+
+EntryKind = Literal["dataset", "run", "checkpoint", "folder", "object"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of ``ls``. ``size_bytes`` and ``count`` (samples, checkpoints) are ``None`` where they were not looked up."""
+
+    kind: EntryKind
+    url: str
+    size_bytes: int | None = None
+    count: int | None = None
+    note: str = ""
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Kind, size, contents, URL: the columns for people."""
+        size = "" if self.size_bytes is None else format_size(self.size_bytes)
+        return ("data set" if self.kind == "dataset" else self.kind), size, self.note, self.url
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+def ls(where: Where, *, store: StoreConfig | None = None, threads: int = 8, on_event: Subscriber = ignore) -> list[Entry]:
+    """Data sets, runs, folders and objects directly below a URL, sorted by name; at a run, its checkpoints from oldest to newest.
+
+    A data set or run at the URL itself is the first entry. A damaged manifest makes an entry whose note says so. An empty place gives an
+    empty list; one that may not be read, or a missing bucket, raises.
+
+    Example: ``for entry in stagekit.ls("s3://bucket"): print(entry.kind, entry.url)``.
+    """
+    opened = open_store(where, store, on_event=on_event)
+    below = opened.children()
+    names = {info.key for info in below.objects}
+    if MANIFEST in names or RUN_JSON in names or CHECKPOINTS in below.folders:
+        kind = kind_of(opened)
+        if kind is not None:
+            return list(_inside(opened, kind))
+    entries = list(each(lambda folder: _folder(opened, folder), below.folders, threads=threads))
+    entries.extend(Entry("object", str(opened.location / info.key), info.size) for info in below.objects if not is_probe(info.key))
+    return entries
+
+
+def _inside(store: Store, kind: Literal["dataset", "run"]) -> Iterator[Entry]:
+    if kind == "dataset":
+        yield _dataset_entry(store, "")
+        return
+    url, found = str(store.location), catalog.read_all(store)
+    yield _run_entry(url, found)
+    entries = {checkpoint.name: _checkpoint_entry(url, checkpoint) for checkpoint in found.checkpoints}
+    entries.update({name: Entry("checkpoint", f"{url}@{name.step}", note=f"damaged: {error}") for name, error in found.damaged})
+    entries.update({name: Entry("checkpoint", f"{url}@{name.step}", note="not committed") for name in found.uncommitted})
+    for name in sorted(entries):
+        yield entries[name]
+
+
+def _folder(store: Store, folder: str) -> Entry:
+    url = str(store.location / folder)
+    if exists(store, folder + MANIFEST):
+        return _dataset_entry(store, folder)
+    if exists(store, folder + RUN_JSON):
+        return _run_entry(url, catalog.read_all(Below(store, folder)))
+    return Entry("folder", url)
+
+
+def _dataset_entry(store: Store, folder: str) -> Entry:
+    url = str(store.location / folder)
+    try:
+        manifest = Manifest.from_bytes(bytes(store.get(folder + MANIFEST)), source=f"{url}/{MANIFEST}")
+    except ManifestError as error:
+        return Entry("dataset", url, note=f"damaged: {error}")
+    return Entry(
+        "dataset",
+        url,
+        manifest.bytes,
+        manifest.samples,
+        f"{format_count(manifest.samples)} samples, {counted(len(manifest.shards), 'shard')}",
+    )
+
+
+def _run_entry(url: str, found: Catalog) -> Entry:
+    note = counted(len(found.checkpoints), "checkpoint")
+    if found.checkpoints:
+        note += f", newest step {format_count(found.checkpoints[0].step)}"
+    if found.damaged:
+        note += f", {len(found.damaged)} damaged"
+    return Entry("run", url, stored_bytes(found.checkpoints), len(found.checkpoints), note)
+
+
+def _checkpoint_entry(run_url: str, checkpoint: Checkpoint) -> Entry:
+    parts = [counted(len(checkpoint.files), "file")]
+    if checkpoint.epoch is not None:
+        parts.append(f"epoch {checkpoint.epoch}")
+    parts.extend(f"{name} {value:.6g}" for name, value in sorted(checkpoint.metrics.items()))
+    return Entry("checkpoint", f"{run_url}@{checkpoint.step}", checkpoint.size_bytes, len(checkpoint.files), ", ".join(parts))
+
+
+def stored_bytes(checkpoints: Iterable[Checkpoint]) -> int:
+    """The bytes that these checkpoints occupy: a file that several of them share counts once."""
+    return sum({record.key(one.name): record.bytes for one in checkpoints for record in one.files}.values())
