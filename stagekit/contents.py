@@ -34,6 +34,14 @@ def nothing(store: Store, doing: str) -> ManifestError:
     )
 
 
+def absent(location: Location, doing: str) -> ManifestError:
+    """The error for a place where no object lies and none below it, when any would do."""
+    return ManifestError(
+        f"{doing} {location}: there is no object of this name, and none below it; stagekit ls {location.parent} tells what is there"
+        f"{misnamed(location)}"
+    )
+
+
 def misnamed(location: Location) -> str:
     """What to add where nothing lies at ``location``: how checkpoints are named, when one seems to be meant."""
     run, at, selector = location.name.rpartition("@")

@@ -63,6 +63,7 @@ class StoreError(StagekitError):
 
     ``transient`` tells whether the same call may succeed later; it is decided once, where the vendor's error is translated.
     ``retry_after_s`` is what the server asked to wait, if it did.
+    ``momentary`` says that the server calls it a stumble of its own, and asks to be asked again: worth a word only when it repeats.
     ``received`` holds the bytes that arrived before a body was cut, so that a retry continues behind them; ``etag`` tells of which
     object they are.
     """
@@ -74,6 +75,7 @@ class StoreError(StagekitError):
         message: str,
         *,
         transient: bool | None = None,
+        momentary: bool = False,
         retry_after_s: float | None = None,
         received: bytes = b"",
         etag: str | None = None,
@@ -81,6 +83,7 @@ class StoreError(StagekitError):
         super().__init__(message)
         if transient is not None:
             self.transient = transient
+        self.momentary = momentary
         self.retry_after_s = retry_after_s
         self.received = received
         self.etag = etag

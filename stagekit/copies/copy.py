@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import StoreConfig, home_directory
-from ..errors import BadDigest, LocationError, ManifestError, NotFound, UsageError
+from ..contents import absent
+from ..errors import BadDigest, CheckpointError, LocationError, NotFound, StagekitError, UsageError
 from ..location import Location
 from ..parallel import each
 from ..progress import Subscriber, ignore
+from ..runs.layout import parse_reference
 from ..store import Where, open_store
 from ..store.base import ObjectInfo, Store
 from ..transfer.bulk.base import Item
@@ -22,7 +24,7 @@ from ..transfer.bulk.builtin import Trust, pieces_of
 from ..transfer.checksum import Checksum, Expected
 from ..transfer.names import check_names
 from ..transfer.put import Stored, object_writer, part_size_for
-from ..units import format_count, format_size
+from ..units import counted, format_size
 from .outgoing import aside, make_plan, remove
 from .pull import Bar, paced, plain_items, rate_of, verified
 
@@ -49,7 +51,7 @@ class Copied:
     def line(self) -> str:
         """One sentence for people."""
         return (
-            f"{self.source} is in {self.url}: {format_count(self.objects)} objects, {format_size(self.bytes)}, "
+            f"{self.source} is in {self.url}: {counted(self.objects, 'object')}, {format_size(self.bytes)}, "
             f"{verified(self.objects, self.unproven)}{aside(self.bytes, self.sent_bytes, self.replaced, self.removed)}"
         )
 
@@ -117,20 +119,29 @@ def _single(
 ) -> tuple[Store, Store, list[Item]]:
     """The one object that the source's location names, and the stores in which it and its copy have a name."""
     location = one.location
-    problem = ManifestError(f"copying {location}: there is no such object, and none below it; stagekit ls {location.parent} tells more")
     if not location.path:
-        raise problem
+        raise absent(location, "copying")
     folder = paced(open_store(location.parent, config, on_event=on_event), bytes_per_s)
     try:
         info = folder.head(location.name)
     except (NotFound, UsageError):
-        raise problem from None
+        raise _nothing(location) from None
     into, key = other, location.name
     if not (isinstance(target, str) and target.endswith("/")) and other.location.path:
         if not isinstance(target, str | os.PathLike | Location):
             raise LocationError(f"copying {location}: give the target as a URL")
         into, key = open_store(other.location.parent, config, on_event=on_event), other.location.name
     return folder, into, [Item(location.name, key, info.size, info.etag, info.sha256)]
+
+
+def _nothing(location: Location) -> StagekitError:
+    run, _ = parse_reference(str(location))
+    if run == str(location):
+        return absent(location, "copying")
+    return CheckpointError(
+        f"copying {location}: this copies places whole, and no single checkpoint of a run; copy {run}, or bring the checkpoint to a disk "
+        f"with: stagekit pull {location} DIRECTORY"
+    )
 
 
 class _Work:

@@ -12,7 +12,7 @@ from ..runs.layout import MANIFEST as CHECKPOINT_MANIFEST
 from ..shards.manifest import MANIFEST
 from ..store.base import ObjectInfo, Store
 from ..transfer.bulk.base import Item
-from ..units import format_count, format_size
+from ..units import counted, format_count, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,5 @@ def aside(size: int, sent_bytes: int, replaced: int, removed: int) -> str:
     """What a result line says after its figures: what was there already, replaced and removed, where there was any."""
     there = "" if sent_bytes == size else f", {format_size(size - sent_bytes)} of it was there already"
     return (
-        there
-        + (f", {format_count(replaced)} replaced" if replaced else "")
-        + (f", {format_count(removed)} others removed" if removed else "")
+        there + (f", {format_count(replaced)} replaced" if replaced else "") + (f", {counted(removed, 'other')} removed" if removed else "")
     )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..budget import pinned_bytes, promised, promised_bytes
 from ..config import StoreConfig, cache_directory
-from ..contents import checkpoint_at, kind_of, nothing, refuse_selector
+from ..contents import absent, checkpoint_at, kind_of, refuse_selector
 from ..dataset import with_shards
 from ..errors import BadDigest, CheckpointError, Conflict, InvalidReply, ManifestError, NotFound, OutOfSpace, StoreError, UsageError
 from ..location import Location
@@ -35,7 +35,7 @@ from ..transfer.bulk.choice import EngineName, choose
 from ..transfer.bulk.fetching import fetch_items
 from ..transfer.checksum import Checksum
 from ..transfer.fetch import fetch_object
-from ..units import format_count, format_size, parse_rate, parse_size
+from ..units import counted, format_count, format_size, parse_rate, parse_size
 from .hub_cache import HubLink
 from .landing import Landing, is_filled, local_files, remove_file
 from .outgoing import announce
@@ -66,10 +66,10 @@ class Pulled:
         if not self.files:
             return f"{self.url}: nothing was pulled"
         there = "" if self.fetched_bytes == self.bytes else f", {format_size(self.bytes - self.fetched_bytes)} of it was there already"
-        removed = f", {format_count(self.removed)} others removed" if self.removed else ""
+        removed = f", {counted(self.removed, 'other')} removed" if self.removed else ""
         linked = f"; from_pretrained finds it as {self.linked}" if self.linked else ""
         return (
-            f"{self.url} is in {self.directory}: {format_count(self.files)} files, {format_size(self.bytes)}, "
+            f"{self.url} is in {self.directory}: {counted(self.files, 'file')}, {format_size(self.bytes)}, "
             f"{verified(self.files, self.unproven)}{there}{removed}{linked}"
         )
 
@@ -83,8 +83,8 @@ def verified(files: int, unproven: int) -> str:
     """How well ``files`` were compared, for a person."""
     if not unproven:
         return "every byte verified"
-    which = "all" if unproven == files else format_count(unproven)
-    return f"{which} of them by size alone, as the store tells no checksum"
+    which = "" if unproven == files == 1 else "all of them " if unproven == files else f"{format_count(unproven)} of them "
+    return f"{which}by size alone, as the store tells no checksum"
 
 
 @dataclass(slots=True)
@@ -216,12 +216,12 @@ def _pull_single(opened: Store, url: Where, config: StoreConfig | None, target: 
     """The one object that ``url`` names, where nothing lies below it."""
     location = opened.location
     if not isinstance(url, str | os.PathLike | Location) or not location.path:
-        raise nothing(opened, "pulling")
+        raise absent(location, "pulling")
     folder = paced(open_store(location.parent, config, on_event=options.on_event), options.bytes_per_s)
     try:
         info = folder.head(location.name)
     except (NotFound, UsageError):
-        raise nothing(opened, "pulling") from None
+        raise absent(location, "pulling") from None
     item = Item(location.name, location.name, info.size, info.etag, info.sha256)
     return _run(_Job(str(location), folder, target, "objects", options, [item]))
 

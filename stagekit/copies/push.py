@@ -21,7 +21,7 @@ from ..transfer.bulk.base import Item, place_of
 from ..transfer.bulk.builtin import Trust, same_bytes
 from ..transfer.bulk.choice import EngineName, choose
 from ..transfer.bulk.sending import send_items
-from ..units import format_count, format_size
+from ..units import counted, format_size
 from .landing import local_files
 from .outgoing import aside, make_plan, remove
 from .pull import Bar, paced, rate_of
@@ -44,7 +44,7 @@ class Pushed:
     def line(self) -> str:
         """One sentence for people."""
         return (
-            f"{self.directory} is in {self.url}: {format_count(self.files)} files, {format_size(self.bytes)}, "
+            f"{self.directory} is in {self.url}: {counted(self.files, 'file')}, {format_size(self.bytes)}, "
             f"every byte verified{aside(self.bytes, self.sent_bytes, self.replaced, self.removed)}"
         )
 
@@ -153,7 +153,7 @@ def _items(source: Path, on_event: Subscriber) -> Iterator[Item]:
     if left_out:
         on_event(
             Message(
-                f"{format_count(len(left_out))} in {source} are links to folders or no files, and are left out: {', '.join(left_out)}",
+                f"{counted(len(left_out), 'entry', 'entries')} of {source} left out, no file or a link to a folder: {', '.join(left_out)}",
                 "warning",
             )
         )

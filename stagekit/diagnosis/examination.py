@@ -12,7 +12,7 @@ from typing import Any
 
 from ..advice import stream_or_copy
 from ..config import StoreConfig, cache_directory, home_directory
-from ..errors import MissingExtra, StagekitError
+from ..errors import LocationError, MissingExtra, StagekitError
 from ..facts import Fact
 from ..location import Location
 from ..parallel import Beside
@@ -100,11 +100,11 @@ def doctor(
     objects called ``.stagekit-doctor-…`` are written below each URL and removed again; one that cannot be removed is told.
     ``read_only`` writes nothing. A dead endpoint is told within ten seconds, a slow one in about a minute. No secret is shown.
 
-    Raises ``LocationError`` for what is no location; whatever else goes wrong is a fact.
+    Whatever goes wrong is a fact, of the place that it is about; the others are looked at all the same.
 
     :param answer_s: seconds after which a store that has said nothing is called dead
     """
-    locations = [Location.parse(place) for place in places]
+    locations, unreadable = _parsed(places)
     looking = Beside(machine)
     disks = Beside(lambda: list(_disks([Path(one.path) for one in locations if one.scheme == "file"], read_only=read_only)))
     stores = [one for one in locations if one.scheme != "file"]
@@ -112,7 +112,20 @@ def doctor(
         on_event(Message(f"asking {one}"))
     asked = [Beside(lambda one=one: _store_facts(one, store or StoreConfig(), read_only, answer_s, clock)) for one in stores]  # type: ignore[misc]
     probed = [Section(str(one), tuple(facts.get())) for one, facts in zip(stores, asked, strict=True)]
-    return Diagnosis((Section("", (*machine_facts(looking.get()), *disks.get())), *probed))
+    return Diagnosis((Section("", (*machine_facts(looking.get()), *disks.get())), *unreadable, *probed))
+
+
+def _parsed(places: Iterable[str | os.PathLike[str]]) -> tuple[list[Location], list[Section]]:
+    """The locations among ``places``, and a failure for each that is none."""
+    locations, unreadable = [], []
+    for number, place in enumerate(places, 1):
+        try:
+            locations.append(Location.parse(place))
+        except LocationError as error:
+            # The place itself may hold a password, and then the message does not.
+            fact = Fact("location", "bad", str(error), f"mend place {number}: {error}", {"error": "LocationError"})
+            unreadable.append(Section(f"place {number}", (fact,)))
+    return locations, unreadable
 
 
 def _disks(named: Sequence[Path], *, read_only: bool) -> Iterator[Fact]:

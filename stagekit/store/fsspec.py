@@ -462,7 +462,9 @@ def _implementation(scheme: str) -> Any:
         known = known_implementations.get(scheme, {})
         package = str(known.get("class", scheme)).partition(".")[0]
         if package == "fsspec":  # it is there, of course; only fsspec knows what its class needs besides
-            raise MissingExtra(f"{scheme}:// needs a package that is not installed: {known.get('err', error)}") from error
+            package = (getattr(error.__cause__, "name", None) or "").partition(".")[0]
+            install = f". Install it with: pip install {package}" if package else ""
+            raise MissingExtra(f"{scheme}:// needs a package that is not installed: {known.get('err', error)}{install}") from error
         raise MissingExtra(f"{scheme}:// needs a package that is not installed. Install it with: pip install {package}") from error
 
 

@@ -33,7 +33,8 @@ class RetryStore(WrappedStore):
     ``put(if_absent=True)`` whose earlier try got no answer may raise ``Conflict`` against itself: never does it report an exclusive
     creation that somebody else made.
 
-    Each repetition is told to ``on_event`` as a warning. A pickled copy keeps the budget and reports to nobody.
+    Each repetition is told to ``on_event`` as a warning, but for the first after a momentary error: nearly always that is all there was of
+    it. A pickled copy keeps the budget and reports to nobody.
     """
 
     def __init__(
@@ -216,7 +217,8 @@ class _Patience:
                 _add(error, f"tried {self.tries} times in {format_duration(spent_s)}")
             raise error
         self._waits += 1
-        store._on_event(Message(f"{error}; trying again in {format_duration(wait_s)}", "warning"))
+        if not error.momentary or self.tries > 1:
+            store._on_event(Message(f"{error}; trying again in {format_duration(wait_s)}", "warning"))
         store._sleep(wait_s)
         if abandoned():
             raise error

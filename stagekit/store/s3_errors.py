@@ -303,7 +303,9 @@ def _translate_answer(error: ClientError, what: str, name: str, at: Address) -> 
     if code in ("NotImplemented", "MethodNotAllowed") or status in (405, 501):
         return StoreError(f"{what}: {at} does not support this request")
     if status >= 500:
-        return Unreachable(f"{what}: {at} has an internal problem (HTTP {status})", retry_after_s=retry_after_s)
+        # S3 documents InternalError as "try again". `rclone serve s3` gives it when two objects are the first of a new folder at one time.
+        momentary = code == "InternalError"
+        return Unreachable(f"{what}: {at} has an internal problem (HTTP {status})", momentary=momentary, retry_after_s=retry_after_s)
     if code in ("EntityTooLarge", "EntityTooSmall", "KeyTooLongError", "InvalidBucketName", "InvalidURI", "TooManyParts"):
         return StoreError(f"{what}: {at} does not allow this ({code})")
     if code == "InvalidObjectState":

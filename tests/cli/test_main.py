@@ -82,7 +82,11 @@ def test_help_and_version_load_nothing_heavy() -> None:
         (["ls", "here", "--anonymous", "--profile", "p"], Exit.USAGE, "contradict each other"),
         (["info", "/no/such/place"], Exit.FAILED, "neither a data set nor a run"),
         (["verify", "/no/such/place"], Exit.FAILED, "neither a data set nor a run"),
-        (["pull", "/no/such/place", "x"], Exit.FAILED, "neither a data set nor a run"),
+        (
+            ["pull", "/no/such/place", "x"],
+            Exit.FAILED,
+            "/no/such/place: there is no object of this name, and none below it; stagekit ls /no/such tells",
+        ),
     ],
 )
 def test_an_error_is_one_line_with_its_exit_code(
@@ -175,7 +179,7 @@ def test_verify(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_pull(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", f"{place}/run@100", str(tmp_path / "back")]) == 0
     assert (tmp_path / "back" / "model.pt").read_bytes() == b"m" * 1000
-    assert f"{place}/run@100 is in {tmp_path}/back: 1 files, 1.00 kB, every byte verified" in capsys.readouterr().out
+    assert f"{place}/run@100 is in {tmp_path}/back: 1 file, 1.00 kB, every byte verified" in capsys.readouterr().out
     assert main(["pull", f"{place}/run@7", str(tmp_path / "other")]) == 1
     assert "no checkpoint of step 7" in capsys.readouterr().err
 

@@ -150,7 +150,7 @@ def test_going_on_without_a_checkpoint_is_a_decision_that_has_to_be_told(url: st
 
 
 def test_a_run_without_a_checkpoint_and_a_place_without_anything_say_so(url: str, tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="neither a data set nor a run"):
+    with pytest.raises(ManifestError, match=f"^pulling {url}: there is no object of this name, and none below it; stagekit ls "):
         pull(url, tmp_path / "x")
     make_run(MemoryStore(url))
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):

@@ -19,7 +19,18 @@ from stagekit.copies.copy import copy
 from stagekit.copies.pull import pull
 from stagekit.copies.push import push
 from stagekit.dataset import Dataset
-from stagekit.errors import BadDigest, InvalidReply, ManifestError, MountRefused, NotFound, SourceError, StoreError, Unreachable, UsageError
+from stagekit.errors import (
+    BadDigest,
+    CheckpointError,
+    InvalidReply,
+    ManifestError,
+    MountRefused,
+    NotFound,
+    SourceError,
+    StoreError,
+    Unreachable,
+    UsageError,
+)
 from stagekit.progress import Event, Message
 from stagekit.store import open_store
 from stagekit.store.base import Children, Data, ObjectInfo
@@ -113,7 +124,7 @@ def test_delete_makes_the_prefix_what_the_folder_is_and_tells_first(folder: Path
     assert objects(url) == FILES
     assert seen == [(f"--delete removes 1 in {url}: old/mine", True), (f"--delete replaces 1 in {url}: empty", True)]
     assert (pushed.removed, pushed.replaced) == (1, 1)
-    assert "1 replaced, 1 others removed" in pushed.line
+    assert "1 replaced, 1 other removed" in pushed.line
 
 
 def test_a_push_that_broke_sends_what_is_missing_and_the_manifest_last(tmp_path: Path, url: str) -> None:
@@ -143,7 +154,7 @@ def test_links_to_files_go_as_files_and_what_is_no_file_is_named(folder: Path, u
     events: list[Event] = []
     push(folder, url, on_event=events.append)
     assert objects(url) == {**FILES, "link": FILES["large.bin"]}
-    assert texts(events) == [f"2 in {folder} are links to folders or no files, and are left out: a/up, s"]
+    assert texts(events) == [f"2 entries of {folder} left out, no file or a link to a folder: a/up, s"]
     (folder / "broken").symlink_to("nowhere")
     with pytest.raises(SourceError, match="broken is a link that leads nowhere"):
         push(folder, url)
@@ -376,8 +387,10 @@ def test_delete_and_single_objects(url: str) -> None:
     assert copy(f"{url}/large.bin", f"{one}/renamed").sent_bytes == 0
     with pytest.raises(UsageError, match="--delete is for what does"):
         copy(f"{url}/large.bin", f"{one}/renamed", delete=True)
-    with pytest.raises(ManifestError, match="there is no such object, and none below it"):
+    with pytest.raises(ManifestError, match="there is no object of this name, and none below it"):
         copy(f"{url}/nothing", f"{one}/x")
+    with pytest.raises(CheckpointError, match=f"no single checkpoint of a run; copy {url}, or .*: stagekit pull {url}@latest DIRECTORY"):
+        copy(f"{url}@latest", f"{one}/x")
     with pytest.raises(UsageError, match="one lies in the other"):
         copy(url, f"{url}/below")
 

@@ -18,7 +18,6 @@ from stagekit.cli import main
 from stagekit.config import StoreConfig
 from stagekit.diagnosis import Diagnosis, doctor
 from stagekit.diagnosis.machine import Machine, look_at_machine
-from stagekit.errors import LocationError
 from stagekit.facts import Fact
 from stagekit.testing.proxy import FaultProxy, Hang
 
@@ -124,8 +123,22 @@ def test_an_endpoint_that_holds_a_request_for_ever_is_not_waited_for(
 def test_other_stores_are_asked_whether_they_answer(tmp_path: Path, machine: Machine) -> None:
     found = doctor(["memory://somewhere"], machine=lambda: machine)
     assert fact(found, "endpoint").state == "ok"
-    with pytest.raises(LocationError):
-        doctor(["s3:/bucket"], machine=lambda: machine)
+
+
+def test_what_is_no_location_is_told_and_the_others_are_looked_at(machine: Machine, tmp_path: Path) -> None:
+    found = doctor(
+        ["s3:/bucket", tmp_path, "s3://AKIA:hunter2@bucket/x", "gopher://there/x", "memory://somewhere"], machine=lambda: machine
+    )
+    assert [section.about for section in found.sections] == ["", "place 1", "place 3", "gopher://there/x", "memory://somewhere"]
+    assert not found.healthy
+    assert fact(found, "path").values["path"] == str(tmp_path)
+    locations = [one for one in found.facts if one.name == "location"]
+    assert [one.state for one in locations] == ["bad", "bad"]
+    assert "looks like a URL without its two slashes; write s3://" in locations[0].text
+    assert "a URL with a key or password in it is not accepted" in locations[1].text
+    assert "hunter2" not in json.dumps(found.record)
+    assert [section.facts[0].state for section in found.sections[3:]] == ["bad", "ok"]
+    assert "gopher:// is no kind of URL" in found.sections[3].facts[0].text
 
 
 def test_the_command(

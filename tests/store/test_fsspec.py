@@ -75,7 +75,12 @@ def test_what_a_class_of_fsspecs_own_needs_is_named_and_not_fsspec(monkeypatch: 
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "sftp", raising=False)
     with pytest.raises(MissingExtra, match=r'^sftp:// needs a package that is not installed: .*"paramiko"') as caught:
         open_store("sftp://host/x")
-    assert "pip install fsspec" not in str(caught.value)
+    assert str(caught.value).endswith(". Install it with: pip install paramiko")
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "http", raising=False)
+    with pytest.raises(MissingExtra, match=r"^http:// needs a package that is not installed: .*\. Install it with: pip install aiohttp$"):
+        open_store("http://host/x")
 
 
 def test_an_unknown_kind_of_url() -> None:

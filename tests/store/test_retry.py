@@ -146,6 +146,15 @@ def test_each_repetition_is_told() -> None:
     assert told == [Message("reading s3://b/a: cut; trying again in 0.5 s", "warning")]
 
 
+def test_a_stumble_of_the_server_is_told_when_it_repeats() -> None:
+    told: list[Event] = []
+    stumble = Unreachable("writing s3://b/a: it has an internal problem", momentary=True)
+    retrying(Failing(memory(), stumble), Clock(), on_event=told.append).delete("a")
+    assert told == []
+    retrying(Failing(memory(), stumble, stumble), Clock(), on_event=told.append).delete("a")
+    assert told == [Message("writing s3://b/a: it has an internal problem; trying again in 1.0 s", "warning")]
+
+
 class Cutting(WrappedStore):
     """Every ``get`` ends after ``after`` bytes, as a cut connection does."""
 

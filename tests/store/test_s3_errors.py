@@ -279,6 +279,21 @@ def test_each_answer_has_a_class_and_words(keys: None, answer: Answer, kind: typ
             assert isinstance(caught.value.__cause__, Exception)
 
 
+@pytest.mark.parametrize(
+    ("answer", "momentary"),
+    [
+        (refusal(500, "InternalError"), True),
+        (refusal(500, "Whatever"), False),
+        (refusal(503, "SlowDown"), False),
+        (Answer(502, b""), False),
+    ],
+)
+def test_what_the_server_calls_a_stumble_of_its_own_is_told_apart(keys: None, answer: Answer, momentary: bool) -> None:
+    with answering(lambda _: answer) as url, pytest.raises(StoreError) as caught:
+        S3Store("s3://bucket", StoreConfig(endpoint_url=url)).put("a", b"x")
+    assert caught.value.momentary is momentary
+
+
 def test_the_clock_skew_is_told_in_hours(keys: None) -> None:
     with answering(lambda _: refusal(403, "RequestTimeTooSkewed", Date="Fri, 01 Jan 2100 00:00:00 GMT")) as url:
         error = raised(lambda: S3Store("s3://bucket", StoreConfig(endpoint_url=url)).get("a"))
