@@ -6,6 +6,7 @@ A new module needs a line in ``LEVELS``: where it belongs is decided when it is 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,7 @@ LEVELS = {
     "verdict": 4,
     "diagnosis": 4,
     "report": 4,
+    "page": 4,
     "fitting": 4,
     # frameworks
     "torch": 5,
@@ -91,7 +93,7 @@ ROOMS = {
     "lightning_fabric": (),
     "huggingface_hub": ("verdict.origins",),
     "accelerate": ("hooks.accelerate", "hooks.trainer_files"),
-    "PIL": ("shards.sample", "torch", "demo"),
+    "PIL": ("shards.sample", "page.samples", "torch", "demo"),
     "sklearn": ("demo",),
     "distributed": ("publishing.engines",),
     "streaming": ("mds.job", "interop"),
@@ -220,6 +222,19 @@ def test_the_packages_imports() -> None:
 def test_the_table_names_only_what_exists() -> None:
     known = modules(ROOT / "stagekit")
     assert [name for name in LEVELS if name not in known] == []
+
+
+def test_the_page_about_the_design_has_the_same_table() -> None:
+    """A folder's name ends in a slash there."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    named = {
+        name: int(number)
+        for number, cell in re.findall(r"^\| (\d) \w+ \| (.*?) \|", page, re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", cell)
+    }
+    known = modules(ROOT / "stagekit")
+    here = {name + "/" * (known[name].name == "__init__.py"): level for name, level in LEVELS.items() if name and "." not in name}
+    assert named == here, "docs/design.md, the table of levels"
 
 
 def test_core_modules_import_only_what_the_core_install_brings() -> None:
