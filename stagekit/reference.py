@@ -17,7 +17,7 @@ from typing import Any
 
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
 NOT_RUN = "<!-- not run: the example of a docstring, with names of your own -->"
-PACKAGES = ("stagekit", "stagekit.torch")
+PACKAGES = ("stagekit", "stagekit.torch", "stagekit.interop")
 WIDTH = 110
 
 
