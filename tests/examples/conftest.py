@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from stagekit.transfer.put import file_sha256
 
 from ..rigs.servers import S3Server
-from .machines import HERE, Cloud
+from .machines import EXAMPLES, HERE, Cloud
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,17 @@ def keys(isolated: object, rclone_server: S3Server, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_ENDPOINT_URL", rclone_server.endpoint_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", rclone_server.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", rclone_server.secret_key)
+
+
+@pytest.fixture(scope="session")
+def lora(cloud: Cloud) -> str:
+    """A run of lora.py that lost its machine in the second epoch and went on with another one."""
+    run = "runs/llama-chat"
+    lost = cloud.run("lora-1", EXAMPLES / "lora.py", POWER_CUT=cloud.cut(run, "'epoch': '2'"))
+    assert lost.codes == [-signal.SIGKILL], lost.said
+    done = cloud.run("lora-2", EXAMPLES / "lora.py")
+    assert done.codes == [0], done.said
+    return run
 
 
 @pytest.fixture(scope="session")

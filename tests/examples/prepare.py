@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import struct
 from pathlib import Path
 
 import torch
@@ -54,6 +55,14 @@ def model(folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
+def gguf(file: Path) -> None:
+    """The head of a GGUF file of version 3, without tensors, and a key that names its architecture."""
+    file.parent.mkdir()
+    key, value = b"general.architecture", b"llama"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    file.write_bytes(head + struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(value)) + value)
+
+
 def main() -> None:
     for part, count in (("train", 48), ("held-out", 10)):
         photos(Path("photos", part), count, count)
@@ -69,6 +78,8 @@ def main() -> None:
     lines = [json.dumps({"prompt": f"What is {n} and {n}?", "answer": f"{2 * n}."}) for n in range(16)]
     Path("chat", "train.jsonl").write_text("\n".join(lines) + "\n")
     stagekit.push("chat", f"{BUCKET}/chat")
+    gguf(Path("gguf", "tiny-q4.gguf"))
+    stagekit.push("gguf", f"{BUCKET}/gguf/llama")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""A server's life and the hand-over to inference: the scripts as they stand, against a real S3 server."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from stagekit.transfer.put import file_sha256
+
+from .machines import EXAMPLES, HERE, Cloud
+
+SERVER = EXAMPLES / "server"
+
+
+@contextmanager
+def started(cloud: Cloud, name: str, script: str, *arguments: str, **environ: object) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A script on a new machine, with what it says in a file. It does not outlive the test."""
+    env = cloud.environ(name, **environ)
+    said = cloud.directory / name / f"said-{script.rpartition('/')[2]}-{'-'.join(arguments)}.txt"
+    with said.open("wb") as file:
+        line = ["bash", str(EXAMPLES / script), *arguments]
+        process = subprocess.Popen(line, cwd=said.parent, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        yield process, said
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def done(cloud: Cloud, name: str, script: str, *arguments: str, **environ: object) -> str:
+    """What a script says that ends well."""
+    with started(cloud, name, script, *arguments, **environ) as (process, said):
+        assert process.wait(timeout=280) == 0, said.read_text()
+        return said.read_text()
+
+
+def test_a_server_that_is_shut_down_and_the_next_one_that_is_destroyed(cloud: Cloud, adapter: dict[str, str]) -> None:
+    run = "runs/on-servers"
+    line = {"RUN": f"{cloud.url}/{run}", "TRAIN": f"{sys.executable} {EXAMPLES / 'lora_plain.py'}", "DESTROY": "touch destroyed"}
+    held = cloud.directory / "held"
+    cut = {"PYTHONPATH": HERE / "hooks", "POWER_CUT": cloud.cut(run, "'epoch': '2'", held=held)}
+    with started(cloud, "server-1", "server/server.sh", **line, **cut) as (first, said):
+        deadline = time.monotonic() + 240
+        while not held.exists():
+            assert first.poll() is None, said.read_text()
+            assert time.monotonic() < deadline, said.read_text()
+            time.sleep(0.05)
+        first.send_signal(signal.SIGTERM)  # to the script alone, as systemd and docker do
+        assert first.wait(timeout=120) == 143, said.read_text()
+    text = said.read_text()
+    assert "YES: nothing in this scope would be lost" in text
+    assert "the training ended with 143, so this server stays for a look" in text
+    assert not (said.parent / "destroyed").exists()
+    assert [one.step for one in cloud.checkpoints(run)] == [4]
+
+    work = cloud.directory / "server-2" / "work"
+    text = done(cloud, "server-2", "server/onstart.sh", **line, WORK=work)
+    assert re.findall("^== (\\w+)", text, re.MULTILINE) == ["doctor", "pull", "train", "teardown", "this"]
+    assert f"going on from step 4 of {cloud.url}/{run}" in text
+    assert "YES: nothing in this scope would be lost" in text
+    assert (work / "destroyed").exists()
+    assert cloud.digests(run, *adapter) == adapter, "as if there had been one server"
+
+
+def test_a_model_is_handed_over_in_the_layouts_that_servers_load(cloud: Cloud, lora: str) -> None:
+    nvme = cloud.directory / "inference" / "nvme"
+    more = {"NVME": nvme, "NAME": "tiny/llama", "ADAPTER": f"{cloud.url}/{lora}", "HF_HUB_CACHE": nvme / "hub"}
+    said = done(cloud, "inference", "serve.sh", "safetensors", **more)
+    assert f"vllm serve {nvme}/llama --enable-lora --lora-modules chat={nvme}/llama-adapter" in said
+    loaded = cloud.run("inference", HERE / "load.py", NVME=nvme)
+    assert loaded.codes == [0], loaded.said
+
+    said = done(cloud, "inference", "serve.sh", "gguf", NVME=nvme)
+    modelfile = nvme / "llama-gguf" / "Modelfile"
+    assert modelfile.read_text() == "FROM ./tiny-q4.gguf\n"
+    assert file_sha256(modelfile.parent / "tiny-q4.gguf") == file_sha256(cloud.directory / "office" / "gguf" / "tiny-q4.gguf")
+    assert f"llama-server --model {nvme}/llama-gguf/tiny-q4.gguf" in said
+
+
+def test_the_files_for_machines_say_what_they_mean(tmp_path: Path) -> None:
+    init = yaml.safe_load((SERVER / "cloud-init.yaml").read_text())
+    (file,) = init["write_files"]
+    assert file["permissions"] == "0600", "it holds keys"
+    settings = dict(line.split("=", 1) for line in file["content"].splitlines())
+    assert {"BUCKET", "MODEL", "DATA", "HOURS", "DESTROY"} <= set(re.findall(r"^(\w+)=\$\{\w+:-", (SERVER / "server.sh").read_text(), re.M))
+    assert settings.keys() <= {"AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "BUCKET", "MODEL", "DATA", "HOURS", "DESTROY"}
+    copied = [name for line in init["runcmd"] if line.startswith("cp ") for name in re.findall(r"/opt/stagekit/(\S+)", line)]
+    assert copied
+    assert all((EXAMPLES.parent / name).exists() for name in copied)
+
+    unit = (SERVER / "stagekit-train.service").read_text()
+    for name, value in re.findall(r"^(EnvironmentFile|WorkingDirectory)=(\S+)", unit, re.M):
+        assert {"EnvironmentFile": file["path"], "WorkingDirectory": "/opt/train"}[name] == value
+    for script in (SERVER / "server.sh", SERVER / "onstart.sh", EXAMPLES / "serve.sh"):
+        assert os.access(script, os.X_OK), script
+        assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
