@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from ..config import StoreConfig
 from ..contents import checkpoint_at, kind_of, nothing
 from ..errors import NotFound, UsageError
 from ..histogram import buckets
+from ..page.file import check_target
 from ..parallel import each
 from ..progress import Subscriber, ignore
 from ..runs import catalog, known_runs, spool
@@ -37,6 +39,7 @@ def info(
     peek: int = 0,
     price_per_gb: float | None = None,
     urls: bool = False,
+    html: str | os.PathLike[str] | None = None,
     store: StoreConfig | None = None,
     on_event: Subscriber = ignore,
     clock: Callable[[], float] = time.time,
@@ -47,6 +50,9 @@ def info(
     data set and what the run's trainings received have a price. ``urls`` asks for those of a data set's shards (``UsageError`` for anything
     else). Raises ``ManifestError`` when neither lies there.
 
+    ``html`` is a file to which a page of a run or a data set is written as well. It needs no network, and takes the place of an older page,
+    never of anything else. That of a data set shows its first ``peek`` samples, 12 by default.
+
     Example: ``stagekit.info("s3://bucket/digits").samples``.
     """
     if isinstance(where, str):
@@ -54,16 +60,29 @@ def info(
         if run_url != where:
             if urls:
                 raise _no_shards(where)
+            if html is not None:
+                raise UsageError(f"html: {where} is one checkpoint, and there are pages of runs and data sets; give {run_url}")
             opened = open_store(run_url, store, on_event=on_event)
             return _checkpoint_info(run_url, checkpoint_at(opened, selector))
+    target = check_target(html) if html is not None else None
     opened = open_store(where, store, on_event=on_event)
     kind = kind_of(opened)
     if kind == "dataset":
-        return replace(_dataset_info(opened, where, peek, urls, store), price_per_gb=price_per_gb)
+        dataset = replace(_dataset_info(opened, where, peek, urls, store), price_per_gb=price_per_gb)
+        if target is not None:
+            from ..page.write import write_dataset_page
+
+            write_dataset_page(target, dataset, where, peek, store, clock())
+        return dataset
     if kind == "run":
         if urls:
             raise _no_shards(str(opened.location))
-        return _run_info(opened, price_per_gb, clock())
+        run = _run_info(opened, price_per_gb, clock())
+        if target is not None:
+            from ..page.write import write_run_page
+
+            write_run_page(target, run, opened, clock())
+        return run
     raise nothing(opened, "looking at")
 
 

@@ -31,11 +31,16 @@ class Finding:
     @property
     def line(self) -> str:
         """Two lines for people: what it is, and the command that fixes it."""
+        text = f"{self.weight:<11}  {self.text}"
+        return f"{text}\n{'':<13}fix: {self.fix}" if self.fix else text
+
+    @property
+    def text(self) -> str:
+        """What was found, and about what."""
         facts = [format_size(self.bytes)] if self.bytes is not None else []
         if self.age_s is not None:
             facts.append(f"{format_duration(max(0.0, self.age_s))} old")
-        text = f"{self.weight:<11}  {self.subject}: {self.what}" + (f" ({', '.join(facts)})" if facts else "")
-        return f"{text}\n{'':<13}fix: {self.fix}" if self.fix else text
+        return f"{self.subject}: {self.what}" + (f" ({', '.join(facts)})" if facts else "")
 
     @property
     def record(self) -> dict[str, Any]:

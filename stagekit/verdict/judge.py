@@ -27,6 +27,7 @@ from .durable import Durable
 from .files import Found
 from .findings import Finding, Verdict, decide
 from .finishing import finish, finish_own, finish_wrapped, own_runs
+from .last import remember_verdict
 from .scope import Judged, Target, find_scope, open_briefly
 
 _AT_ONCE = 32  # stores that do not answer are waited for together
@@ -114,7 +115,9 @@ def judge(
     if nothing_told and not (judged.roots or judged.targets or entries):
         fix = "name what to judge: stagekit teardown --watch DIR --run RUN"
         findings.append(Finding("CANNOT TELL", "scope", "nothing is watched and no run is recorded", "this machine", fix=fix))
-    return decide(findings, judged.scope)
+    verdict = decide(findings, judged.scope)
+    remember_verdict(verdict, states, clock(), judged.home)
+    return verdict
 
 
 def _finish(targets: Iterable[Target], entries: list[Entry], on_event: Subscriber) -> tuple[dict[str, RunState], bool]:

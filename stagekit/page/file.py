@@ -1,0 +1,38 @@
+"""Writing a page: there whole or not at all, and never over somebody else's file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import UsageError
+from .document import GENERATOR
+
+_BEGINNING = 400
+
+
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """``path``, where a page may be written. Raises ``UsageError`` when something else lies there, or its folder is missing."""
+    target = Path(path).expanduser()
+    if target.is_dir():
+        raise UsageError(f"html: {target} is a directory; name a file in it, such as {target / 'page.html'}")
+    if not target.parent.is_dir():
+        raise UsageError(f"html: {target.parent} is no directory, so {target.name} cannot be written there; make it first")
+    if target.exists() and not _is_ours(target):
+        raise UsageError(f"html: {target} exists and is no page that stagekit info wrote; name another file, or remove it")
+    return target
+
+
+def write(target: Path, page: str) -> None:
+    """Put ``page`` at ``target``, in place of an older one. After a failure the older one is there. Raises ``OSError``."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    with path.open("rb") as file:
+        return GENERATOR.encode() in file.read(_BEGINNING)
