@@ -17,9 +17,11 @@ from hypothesis import HealthCheck, settings
 from stagekit.config import StoreConfig
 
 from .rigs import available, servers
+from .rigs import chromium as chromium_rig
 from .rigs import fuse as fuse_rig
 from .rigs import nginx as nginx_rig
 from .rigs import rgw as rgw_rig
+from .rigs.chromium import Browser
 from .rigs.fuse import FuseMount
 from .rigs.nginx import Nginx
 from .rigs.rgw import Rgw
@@ -91,6 +93,12 @@ def rgw() -> Iterator[Rgw]:
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     """nginx, fast and as over a WAN: put files below ``.root``."""
     yield from start_rig("nginx", nginx_rig.nginx(tmp_path_factory.mktemp("nginx")))
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A real browser without a window."""
+    yield from start_rig("chromium", chromium_rig.chromium(tmp_path_factory.mktemp("chromium")))
 
 
 @pytest.fixture

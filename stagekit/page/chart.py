@@ -45,7 +45,9 @@ def columns(name: str, values: Sequence[Column], scale: Callable[[float], str], 
         middle, y = _LEFT + slot * (at + 0.5), floor
         parts = []
         for colour, height in one.parts:
-            tall = max(room * height / top, 1.0 if height > 0 else 0.0)
+            if height <= 0:
+                continue
+            tall = max(room * height / top, 1.0)  # what is not nothing can be seen
             y -= tall
             parts.append(tag("rect", x=middle - wide / 2, y=y, width=wide, height=tall, class_=colour))
         marks.append(tag("g", tag("title", one.title), *parts))

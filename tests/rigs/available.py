@@ -11,8 +11,9 @@ import pytest
 
 from . import rgw
 
-SYSTEM_RIGS = ("rgw", "fuse", "nginx")
+SYSTEM_RIGS = ("rgw", "fuse", "nginx", "chromium")
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def missing_rigs() -> dict[str, str]:
@@ -27,6 +28,8 @@ def missing_rigs() -> dict[str, str]:
         found["fuse"] = "A real FUSE mount needs root and /dev/fuse."
     if shutil.which("nginx", path=PATH) is None:
         found["nginx"] = f"The fast web server is nginx. {remedy}"
+    if not any(shutil.which(name, path=PATH) for name in BROWSERS):
+        found["chromium"] = f"The browser is Chromium. {remedy}"
     return found
 
 

@@ -81,7 +81,7 @@ def test_what_is_missing_comes_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("tests.rigs.available.PATH", str(tmp_path))
     missing = missing_rigs()
-    assert sorted(missing) == ["fuse", "nginx", "rgw"]
+    assert sorted(missing) == ["chromium", "fuse", "nginx", "rgw"]
     assert "needs radosgw, radosgw-admin, ceph, ceph-mon" in missing["rgw"]
     assert all(reason.endswith("tools/test installs it when run as root.") for reason in missing.values())
 
