@@ -21,7 +21,7 @@ class Progress:
     task: str
     done: int
     total: int | None = None
-    unit: Literal["bytes", "samples", "files", "shards", "steps", "checkpoints"] = "bytes"
+    unit: Literal["bytes", "samples", "files", "shards", "steps", "checkpoints", "objects"] = "bytes"
     note: str = ""
     finished: bool = False
 

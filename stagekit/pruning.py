@@ -8,14 +8,14 @@ scratch objects of a process that was killed while it found out what the server 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .config import StoreConfig
 from .contents import kind_of
 from .errors import CheckpointError, ManifestError, PublishError, UsageError
-from .progress import Message, Subscriber, ignore
+from .progress import Event, Message, Progress, Stage, Subscriber, ignore
 from .publishing.claim import read_claim
 from .publishing.destination import is_probe
 from .publishing.destination import look as look_at_destination
@@ -27,6 +27,8 @@ from .store import Where, open_store
 from .store.base import OpenUpload, Store
 from .store.below import Below
 from .units import format_duration, format_size, parse_duration
+
+_REMOVED = frozenset({"prune.manifest-deleted", "prune.object-deleted", "prune.upload-aborted"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,20 @@ class Pruning:
 
     def carry_out(self, on_event: Subscriber = ignore) -> None:
         """Remove exactly what ``places`` names; nothing in a dry run. After a failure, what is left is whole."""
-        if not self.dry_run:
-            for work in self._work:
-                work(on_event)
+        if self.dry_run or not self._work:
+            return
+        total, done = sum(len(place.objects) + len(place.uploads) for place in self.places), 0
+
+        def counted(event: Event) -> None:
+            nonlocal done
+            on_event(event)
+            if isinstance(event, Stage) and event.name in _REMOVED:
+                done += 1
+                on_event(Progress("prune", done, total, unit="objects"))
+
+        for work in self._work:
+            work(counted)
+        on_event(Progress("prune", done, total, unit="objects", finished=True))
 
 
 def prune(
@@ -178,7 +191,7 @@ def survey(
             for upload in opened.open_uploads()
             if _is_older(upload.started_s, before_s) and not any(upload.key.startswith(folder) for folder in handled)
         )
-        pruning.add(Place(pruning.url, "folder", (), (), uploads), lambda _: _abort(opened, uploads))
+        pruning.add(Place(pruning.url, "folder", (), (), uploads), lambda on_event: _abort(opened, uploads, on_event))
     return pruning
 
 
@@ -196,9 +209,8 @@ def _walk(store: Store, folder: str, kind: Literal["run", "dataset"] | None) -> 
 def _add_probes(pruning: Pruning, store: Store, before_s: float) -> None:
     old = [info for info in store.children().objects if is_probe(info.key) and _is_older(info.modified_s, before_s)]
 
-    def work(_: Subscriber) -> None:
-        for info in old:
-            store.delete(info.key)
+    def work(on_event: Subscriber) -> None:
+        _delete(store, [info.key for info in old], on_event)
 
     pruning.add(Place(str(store.location), "folder", (), tuple((info.key, info.size) for info in old), ()), work)
 
@@ -258,18 +270,24 @@ def _add_dataset(pruning: Pruning, store: Store, before_s: float, on_event: Subs
     stale = [key for key in found.leftovers if _is_older(found.objects[key].modified_s, before_s) and _is_older(replaced_s, before_s)]
     uploads = tuple(upload for upload in store.open_uploads() if _is_older(upload.started_s, before_s))
 
-    def work(_: Subscriber) -> None:
-        for key in stale:
-            store.delete(key)
-        _abort(store, uploads)
+    def work(on_event: Subscriber) -> None:
+        _delete(store, stale, on_event)
+        _abort(store, uploads, on_event)
 
     objects = tuple((key, found.objects[key].size) for key in stale)
     pruning.add(Place(str(store.location), "dataset", (), objects, uploads), work)
 
 
-def _abort(store: Store, uploads: tuple[OpenUpload, ...]) -> None:
+def _delete(store: Store, keys: Iterable[str], on_event: Subscriber) -> None:
+    for key in keys:
+        store.delete(key)
+        on_event(Stage("prune.object-deleted", key))
+
+
+def _abort(store: Store, uploads: tuple[OpenUpload, ...], on_event: Subscriber) -> None:
     for upload in uploads:
         store.abort_upload(upload)
+        on_event(Stage("prune.upload-aborted", upload.key))
 
 
 def _is_older(time_s: float | None, before_s: float) -> bool:

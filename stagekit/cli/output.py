@@ -47,7 +47,9 @@ def open_printer(*, as_json: bool, beside: bool = False, stdout: TextIO | None =
         return JsonPrinter(out)
     if beside:
         return LinePrinter(out, err, prefix="stagekit: ")
-    return LivePrinter(out, err) if err.isatty() else LinePrinter(out, err)
+    if err.isatty() and (live := LivePrinter(out, err)).draws:
+        return live
+    return LinePrinter(out, err)
 
 
 def error_line(kind: str, message: str, *, as_json: bool, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
@@ -170,6 +172,11 @@ class LivePrinter:
         )
         self._lock = threading.Lock()
         self._tasks: dict[str, tuple[TaskID, _Rate]] = {}
+
+    @property
+    def draws(self) -> bool:
+        """Whether the terminal lets text be drawn in place; one that calls itself dumb does not."""
+        return not self._console.is_dumb_terminal
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, Stage):

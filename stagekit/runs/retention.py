@@ -154,6 +154,7 @@ def execute(store: Store, plan: PrunePlan, *, check: Callable[[], None], on_even
         on_event(Stage("prune.object-deleted", key))
     for upload in plan.uploads:
         store.abort_upload(upload)
+        on_event(Stage("prune.upload-aborted", upload.key))
     if plan.checkpoints:
         steps = ", ".join(str(one.step) for one in plan.checkpoints)
         on_event(Message(f"removed from {store.location}, as asked by keep_*: step {steps}"))
