@@ -83,12 +83,10 @@ class Expected:
                 yield name
         if is_whole(directory / STATE) and (found := saved_step(directory)) != step:
             yield f"{STATE} of step {step} (it is of step {found})"
-        if self.weights_only or self.sharding == "none":
-            yield from _missing_weights(directory, is_new)
-        elif self.sharding == "fsdp":
-            yield from self._missing_fsdp(directory)
-        else:
-            yield from self._missing_deepspeed(directory, step)
+        alone = self.weights_only or self.sharding == "none"
+        yield from _missing_weights(directory, is_new, needed=alone)  # beside a sharded state some are written as well
+        if not alone:
+            yield from self._missing_fsdp(directory) if self.sharding == "fsdp" else self._missing_deepspeed(directory, step)
 
     def _missing_fsdp(self, directory: Path) -> Iterator[str]:
         for single, sharded in (("pytorch_model_fsdp.bin", "pytorch_model_fsdp_0"), ("optimizer.bin", "optimizer_0")):
@@ -159,7 +157,7 @@ def epochs_of(state: dict[str, Any]) -> int | None:
     return int(epoch + 1e-6) if isinstance(epoch, int | float) else None
 
 
-def _missing_weights(directory: Path, is_new: Callable[[Path], bool]) -> Iterator[str]:
+def _missing_weights(directory: Path, is_new: Callable[[Path], bool], *, needed: bool) -> Iterator[str]:
     folders = [directory, *(path for path in directory.iterdir() if path.is_dir())]  # adapters with names have folders of their own
     for index in (path for folder in folders for path in folder.iterdir() if _INDEX.fullmatch(path.name)):
         try:
@@ -171,6 +169,6 @@ def _missing_weights(directory: Path, is_new: Callable[[Path], bool]) -> Iterato
         yield from lacking
         return
     found = [path for folder in folders for path in sorted(folder.iterdir()) if is_weights(path)]
-    if not found:
+    if not found and needed:
         yield "the weights (model.safetensors or adapter_model.safetensors)"
     yield from (path.name for path in found if not is_whole(path) or not is_new(path))
