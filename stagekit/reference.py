@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
-NOT_RUN = "<!-- not run: the example of a docstring, with names of your own -->"
+NOT_RUN = "<!-- not run: as it stands, for its bucket is not there; tests/test_reference.py runs it with a directory in its place -->"
 PACKAGES = ("stagekit", "stagekit.torch", "stagekit.interop")
 WIDTH = 110
 

@@ -39,7 +39,7 @@ class ShardWriter:
     ::
 
         with stagekit.ShardWriter("s3://bucket/digits") as writer:
-            writer.write({"__key__": "a", "jpg": b"…", "cls": 3})
+            writer.write({"__key__": "a", "txt": "one", "cls": 1})
         writer.dataset
 
     The data set is there completely or not at all: an exception inside the block publishes nothing and removes what was sent, and a
