@@ -5,7 +5,7 @@ Once, from a folder of text files, or of JSON lines with a field "text":
     stagekit shard corpus s3://my-bucket/corpus --source-format text
 
 Then here. When this machine is lost, go on with more or fewer GPUs: what was left of the epoch is divided anew, and every document that was
-still due comes once.
+still due comes once. BATCH is that of all GPUs together.
 
     torchrun --nproc-per-node 8 language_model.py
     torchrun --nproc-per-node 2 language_model.py
@@ -24,13 +24,15 @@ from stagekit.torch import StreamLoader
 BUCKET = os.environ.get("BUCKET", "s3://my-bucket")
 DATA = os.environ.get("DATA", f"{BUCKET}/corpus")
 RUN = os.environ.get("RUN", f"{BUCKET}/runs/gpt")
-LAYERS, HEADS, WIDTH, CONTEXT, BATCH, EPOCHS = (
+LAYERS, HEADS, WIDTH, CONTEXT, BATCH, EPOCHS, TELL = (
     int(os.environ.get(name, default))
-    for name, default in {"LAYERS": 12, "HEADS": 12, "WIDTH": 768, "CONTEXT": 1024, "BATCH": 512, "EPOCHS": 1}.items()
+    for name, default in {"LAYERS": 12, "HEADS": 12, "WIDTH": 768, "CONTEXT": 1024, "BATCH": 128, "EPOCHS": 1, "TELL": 100}.items()
 )
 
 rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+if torch.cuda.is_available():
+    torch.cuda.set_device(device)
 if ranks > 1:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 
@@ -71,7 +73,7 @@ for epoch in run.epochs(EPOCHS, state={"model": model, "optimizer": optimizer, "
             logits = model(batch["x"].to(device, non_blocking=True))
         loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), batch["y"].flatten().to(device))
         optimizer.zero_grad(), loss.backward(), optimizer.step()
-        if rank == 0 and loader.batches_left % int(os.environ.get("PRINT_EVERY", 100)) == 0:
+        if rank == 0 and loader.batches_left % TELL == 0:
             print(f"epoch {epoch + 1}  {loader.batches_left} batches left  loss {loss.item():.4f}", flush=True)
 if ranks > 1:
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Fine-tune a language model with LoRA on lines of JSON; the adapter is in the bucket after every epoch.
+"""Fine-tune a language model with LoRA on lines of JSON, on one GPU; the adapter is in the bucket after every epoch.
 
 Once: a model from the Hugging Face Hub, and a file chat/train.jsonl with lines such as {"prompt": "…", "answer": "…"}.
 
@@ -12,6 +12,7 @@ Then here, and the same line again on the next machine:
 
 import json
 import os
+from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -32,7 +33,7 @@ callback = StagekitCallback(f"{BUCKET}/runs/{MODEL}-{DATA}")
 set_seed(0)
 tokenizer = AutoTokenizer.from_pretrained("base")
 tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-with open("data/train.jsonl") as lines:
+with Path("data/train.jsonl").open() as lines:
     rows = [json.loads(line) for line in lines]
 data = [tokenizer(f"{row['prompt']}\n{row['answer']}{tokenizer.eos_token}", truncation=True, max_length=2048) for row in rows]
 

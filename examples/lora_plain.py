@@ -10,6 +10,7 @@ checkpoint, and the script finds that in out as it would after any interruption.
 
 import json
 import os
+from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -21,7 +22,7 @@ EPOCHS = int(os.environ.get("EPOCHS", 3))
 set_seed(0)
 tokenizer = AutoTokenizer.from_pretrained("base")
 tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-with open("data/train.jsonl") as lines:
+with Path("data/train.jsonl").open() as lines:
     rows = [json.loads(line) for line in lines]
 data = [tokenizer(f"{row['prompt']}\n{row['answer']}{tokenizer.eos_token}", truncation=True, max_length=2048) for row in rows]
 
@@ -46,4 +47,4 @@ args = TrainingArguments(
 )
 collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
 trainer = Trainer(model, args, data_collator=collator, train_dataset=data)
-trainer.train(resume_from_checkpoint=get_last_checkpoint("out") if os.path.isdir("out") else None)
+trainer.train(resume_from_checkpoint=get_last_checkpoint("out") if Path("out").is_dir() else None)

@@ -21,8 +21,7 @@ BUCKET = os.environ.get("BUCKET", "s3://my-bucket")
 DATA = os.environ.get("DATA", f"{BUCKET}/photos")
 RUN = os.environ.get("RUN", f"{BUCKET}/runs/accelerate")
 CLASSES, SIDE, WIDTH, BATCH, EPOCHS = (
-    int(os.environ.get(name, default))
-    for name, default in {"CLASSES": 1000, "SIDE": 64, "WIDTH": 64, "BATCH": 256, "EPOCHS": 30}.items()
+    int(os.environ.get(name, default)) for name, default in {"CLASSES": 1000, "SIDE": 64, "WIDTH": 64, "BATCH": 256, "EPOCHS": 30}.items()
 )
 
 

@@ -20,8 +20,7 @@ BUCKET = os.environ.get("BUCKET", "s3://my-bucket")
 DATA = os.environ.get("DATA", f"{BUCKET}/photos")
 RUN = os.environ.get("RUN", f"{BUCKET}/runs/lightning")
 CLASSES, SIDE, WIDTH, BATCH, EPOCHS = (
-    int(os.environ.get(name, default))
-    for name, default in {"CLASSES": 1000, "SIDE": 64, "WIDTH": 64, "BATCH": 256, "EPOCHS": 30}.items()
+    int(os.environ.get(name, default)) for name, default in {"CLASSES": 1000, "SIDE": 64, "WIDTH": 64, "BATCH": 256, "EPOCHS": 30}.items()
 )
 
 
@@ -40,7 +39,7 @@ class Classifier(LightningModule):
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * WIDTH, CLASSES),
         )  # fmt: skip
 
-    def training_step(self, batch, index):
+    def training_step(self, batch, _):
         loss = nn.functional.cross_entropy(self.layers(batch["x"]), batch["y"])
         self.log("loss", loss, on_step=False, on_epoch=True, batch_size=BATCH)
         return loss

@@ -12,6 +12,7 @@ import runpy
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import accelerate  # noqa: F401
 import lightning.pytorch  # noqa: F401
@@ -26,18 +27,18 @@ import stagekit.torch  # noqa: F401
 from tests.examples.hooks import sitecustomize
 
 
-def become(order: dict[str, object]) -> str:
+def become(order: dict[str, Any]) -> str:
     """What a new process of this program would be."""
     os.setsid()
-    os.chdir(str(order["cwd"]))
+    os.chdir(order["cwd"])
     os.environ.clear()
-    os.environ.update({str(name): str(value) for name, value in dict(order["env"]).items()})  # type: ignore[call-overload]
-    said = os.open(str(order["out"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.environ.update(order["env"])
+    said = os.open(order["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for number in (1, 2):
         os.dup2(said, number)
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
-    sys.argv = [str(order["program"])]
+    sys.argv = [order["program"]]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     if "POWER_CUT" in os.environ:
         sitecustomize.cut(**json.loads(os.environ["POWER_CUT"]))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stagekit.runs import catalog
 from stagekit.runs.layout import Checkpoint
@@ -73,23 +74,24 @@ class Cloud:
             **{name: str(value) for name, value in more.items()},
         }
 
-    def run(self, name: str, program: Path, *, ranks: int = 1, **environ: object) -> Machine:
+    def run(self, name: str, program: Path, *, ranks: int = 1, **environ: Any) -> Machine:
         """``python PROGRAM`` on the machine ``name``, in an empty directory unless it was there; with ``ranks`` as torchrun starts it."""
         assert self._forks is not None
         assert self._forks.stdin is not None
         assert self._forks.stdout is not None
         place = self.directory / name
-        orders = []
+        orders, files = [], []
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             group = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": taken.getsockname()[1]}
         for rank in range(ranks):
             of_rank = {"RANK": rank, "LOCAL_RANK": rank, **group} if ranks > 1 else {}
             env = self.environ(name, **environ, **of_rank)
-            orders.append({"program": str(program), "cwd": str(place), "env": env, "out": str(place / f"said-{rank}.txt")})
+            files.append(place / f"said-{rank}.txt")
+            orders.append({"program": str(program), "cwd": str(place), "env": env, "out": str(files[-1])})
         print(json.dumps(orders), file=self._forks.stdin, flush=True)
         codes = json.loads(self._forks.stdout.readline())
-        return Machine(codes, [Path(order["out"]).read_text() for order in orders], place)
+        return Machine(codes, [file.read_text() for file in files], place)
 
     def cut(self, run: str, text: str, *, checkpoints: int = 1, signal: int = 9, held: Path | None = None) -> str:
         """For ``POWER_CUT``: the machine is lost at a line with ``text``, once ``run`` holds so many checkpoints."""
@@ -97,7 +99,7 @@ class Cloud:
             {"run": f"{self.url}/{run}", "text": text, "checkpoints": checkpoints, "number": signal, "held": str(held) if held else ""}
         )
 
-    def checkpoints(self, run: str) -> list[Checkpoint]:
+    def checkpoints(self, run: str) -> tuple[Checkpoint, ...]:
         """What ``run`` holds, newest first."""
         return catalog.read_all(open_store(f"{self.url}/{run}")).checkpoints
 

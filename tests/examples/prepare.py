@@ -7,6 +7,7 @@ import os
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -40,7 +41,8 @@ def model(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(words),

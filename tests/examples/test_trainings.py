@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ from .machines import EXAMPLES, HERE, Cloud, Machine
 SMALL = {"CLASSES": 2, "SIDE": 16, "WIDTH": 4, "BATCH": 8, "EPOCHS": 3, "THREADS": 2}
 
 
-def lost_and_resumed(cloud: Cloud, program: str, line: str, **environ: object) -> tuple[str, str, str]:
-    """What a training says that nothing interrupts, one that loses its machine at the ``line`` of its second epoch, and that one's second half.
+def lost_and_resumed(cloud: Cloud, program: str, line: str, **environ: Any) -> tuple[str, str, str]:
+    """What a training says that nothing interrupts, one that loses its machine at a ``line`` of its second epoch, and its second half.
 
     The runs are ``runs/PROGRAM-straight`` and ``runs/PROGRAM``.
     """
@@ -51,7 +52,7 @@ def test_frameworks_end_with_the_same_losses(cloud: Cloud, program: str) -> None
 
 
 def test_the_language_model_goes_on_with_fewer_ranks_at_the_next_document(cloud: Cloud) -> None:
-    small = {"LAYERS": 1, "HEADS": 2, "WIDTH": 16, "CONTEXT": 32, "BATCH": 8, "EPOCHS": 2, "PRINT_EVERY": 1}
+    small = {"LAYERS": 1, "HEADS": 2, "WIDTH": 16, "CONTEXT": 32, "BATCH": 8, "EPOCHS": 2, "TELL": 1}
     program, run = HERE / "with_keys.py", "runs/gpt"
     cut = cloud.cut(run, "epoch 1  7 batches left", checkpoints=0, signal=signal.SIGTERM)
     two = cloud.run("gpt-2-ranks", program, ranks=2, POWER_CUT=cut, **small)

@@ -1,32 +1,38 @@
 """Python loads this by itself when the directory is on its path: the machine under a program is lost at a line that it prints.
 
-``POWER_CUT`` says when, as JSON: ``text`` of the line; ``run``, which must hold ``checkpoints`` by then, or the line waits for that;
-``signal``, which the process gets. With ``held`` it writes that file instead, and goes no further until something ends it.
+``POWER_CUT`` says when, as JSON with the arguments of ``cut``.
 """
+
+from __future__ import annotations
 
 import builtins
 import json
 import os
 import signal
 import time
+from pathlib import Path
 
-say = builtins.print
+_PRINT = builtins.print
 
 
-def cut(text, run, checkpoints, number=0, held=""):
-    def printed(*values, **options):
-        say(*values, **options)
+def cut(text: str, run: str, checkpoints: int, number: int = 0, held: str = "") -> None:
+    """Send this process the signal ``number`` when it prints a line with ``text``, once ``run`` holds so many ``checkpoints``.
+
+    With ``held`` that file is written instead, and the program goes no further until something ends it.
+    """
+
+    def printed(*values: object, **options: object) -> None:
+        _PRINT(*values, **options)  # type: ignore[call-overload]
         if text not in " ".join(map(str, values)):
             return
-        builtins.print = say
+        builtins.print = _PRINT
         from stagekit.runs import catalog
         from stagekit.store import open_store
 
         while len(catalog.read_all(open_store(run)).checkpoints) < checkpoints:
             time.sleep(0.02)
         if held:
-            with open(held, "w"):
-                pass
+            Path(held).touch()
             signal.pause()
         else:
             os.kill(os.getpid(), number)
