@@ -111,7 +111,7 @@ def test_every_block_runs(page: Path, server: RcloneServer, digits: Path, tmp_pa
         if block.language not in ("bash", "python") or block.not_run:
             continue
         argv = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
-        done = subprocess.run([*argv, block.text], cwd=work, env=env, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run([*argv, block.text], cwd=work, env=env, capture_output=True, text=True, check=False, timeout=280)
         assert done.returncode == 0, f"{named(page)}:{block.line} ended with {done.returncode}\n{block.text}\n{done.stdout}{done.stderr}"
 
 

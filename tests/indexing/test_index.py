@@ -487,7 +487,7 @@ def test_a_failing_tar_stops_the_others(base: Store) -> None:
     failed.set()
     for thread in threading.enumerate():
         if thread.name.startswith("stagekit-"):
-            thread.join(30)
+            thread.join(60)
     assert not [key for key in tree(base) if key.startswith(("b.", ".indexing")) and key != "b.tar"]
 
 

@@ -260,7 +260,7 @@ def test_a_builder_that_is_given_up_leaves_no_thread() -> None:
     assert len(list(builder.sample("large", [("bin", large, [bytes(large)])]))) == 5
     (hashing,) = (thread for thread in threading.enumerate() if thread.name == "stagekit-hash")
     del builder
-    hashing.join(10)
+    hashing.join(60)
     assert not hashing.is_alive()
 
 

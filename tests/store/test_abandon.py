@@ -25,7 +25,7 @@ def test_a_call_is_broken_off_once_and_later_ones_at_once() -> None:
     thread.start()
     caller.abandon()
     caller.abandon()
-    thread.join(30)
+    thread.join(60)
     assert found == [True]
     broken.clear()
     with caller.calling():
@@ -76,7 +76,7 @@ def test_a_pause_between_two_tries_ends_and_nothing_is_tried_again() -> None:
 
     thread = threading.Thread(target=carried_by(caller, read), daemon=True)
     thread.start()
-    assert tried.wait(30)
+    assert tried.wait(60)
     caller.abandon()
-    thread.join(30)
+    thread.join(60)
     assert (len(errors), tries) == (1, ["key"])

@@ -189,14 +189,14 @@ class TestClosing:
         found: list[list[int | None]] = []
         thread = threading.Thread(target=lambda: found.append(keys(reader)))
         thread.start()
-        assert waiting.wait(30)
+        assert waiting.wait(60)
         closer = threading.Thread(target=reader.close)
         closer.start()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
         assert found == [[]]
         held.set()
-        closer.join(30)
+        closer.join(60)
 
     def test_a_stall_is_an_error_with_the_object_and_the_threads(self, store: FaultStore) -> None:
         held = threading.Event()

@@ -109,6 +109,6 @@ def test_closing_ends_a_thread_that_waits_inside_the_results() -> None:
     taken = iter(made)
     next(taken)
     next(taken)
-    assert waiting.wait(30)
+    assert waiting.wait(60)
     made.close()
     assert list(taken) == []

@@ -290,7 +290,7 @@ class TestResume:
         batches = iter(made)
         first = next(batches)
         for _ in range(6):  # three batches are made by now
-            assert decoded.acquire(timeout=30)
+            assert decoded.acquire(timeout=60)
         assert made.state_dict()["batches"] == 1
         rest = loader(store, 2)
         rest.load_state_dict(made.state_dict())
@@ -305,7 +305,7 @@ class TestResume:
         batches = iter(made)
         first = next(batches)
         for _ in range(9):
-            assert ahead.acquire(timeout=30)
+            assert ahead.acquire(timeout=60)
         assert made.state_dict()["batches"] == 1
         again = loader(store, 3, shuffle=False, decode=None, drop_last=False)
         again.load_state_dict(made.state_dict())

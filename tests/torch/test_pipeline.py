@@ -99,4 +99,4 @@ def test_closing_ends_a_thread_that_waits_inside_the_groups() -> None:
     assert next(iter(pipeline)) == 1
     pipeline.close()
     pipeline.close()
-    assert closed.wait(30)
+    assert closed.wait(60)

@@ -288,7 +288,7 @@ def test_no_process_is_left_when_the_trainer_is_stopped(data: Path, tmp_path: Pa
             os.killpg(process.pid, number)  # as a terminal does
         else:
             process.send_signal(number)
-        process.wait(20)
+        process.wait(60)
         noise = process.stderr.read()
     for pid in pids:
         _wait_until_gone(pid)
