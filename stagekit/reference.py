@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
-NOT_RUN = "<!-- not run: as it stands, for its bucket is not there; tests/test_reference.py runs it with a directory in its place -->"
+NOT_RUN = "<!-- not run: as it stands; tests/test_reference.py runs those that need no account, with a directory for the bucket -->"
 PACKAGES = ("stagekit", "stagekit.torch", "stagekit.interop")
 WIDTH = 110
 

@@ -5,6 +5,7 @@ torch is loaded when a loop begins, not before: everything else of a run works w
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import random
@@ -63,17 +64,20 @@ class Epoch(int):
 
 
 class Run(runs.Run):
-    __doc__ = (
-        (runs.Run.__doc__ or "")
-        + """
-    Around a loop of one's own, ``epochs`` does all of it::
+    __doc__ = "\n\n".join(
+        inspect.cleandoc(part or "")  # Python 3.13 takes the indentation out of the first one by itself
+        for part in (
+            runs.Run.__doc__,
+            """
+            Around a loop of one's own, ``epochs`` does all of it::
 
-        run = stagekit.Run("s3://my-bucket/runs/first")
-        for epoch in run.epochs(10, state={"model": model, "optimizer": optimizer, "loader": loader}):
-            for batch in loader:
-                ...
-            epoch.metrics["loss"] = loss.item()
-    """
+                run = stagekit.Run("s3://my-bucket/runs/first")
+                for epoch in run.epochs(10, state={"model": model, "optimizer": optimizer, "loader": loader}):
+                    for batch in loader:
+                        ...
+                    epoch.metrics["loss"] = loss.item()
+            """,
+        )
     )
 
     _loop: _Loop | None = None
