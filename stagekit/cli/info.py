@@ -9,6 +9,7 @@ from collections.abc import Callable
 import click
 
 from ..config import StoreConfig
+from ..progress import Message
 from .options import LOOKING_S, store_options
 from .output import Printer
 
@@ -40,6 +41,8 @@ def command(
         printer.data("\n".join(lines), {"event": found.kind, **found.record})
 
     show()
+    if html is not None:
+        printer.on_event(Message(f"{html} is a page of it, to be opened in a browser"))
     if watch:
         again(show)
 

@@ -32,7 +32,9 @@ def test_a_page_takes_the_place_of_a_page_and_of_nothing_else(tmp_path: Path, ca
     make_dataset(DirectoryStore(url))
     target = tmp_path / "page.html"
     assert main(["info", url, "--html", str(target), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["samples"] == 24
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["event"], one.get("samples")) for one in records] == [("dataset", 24), ("message", None)]
+    assert records[1]["text"] == f"{target} is a page of it, to be opened in a browser"
     first = target.read_text()
     assert main(["info", url, "--html", str(target), "--peek", "2"]) == 0
     assert "The first 2 samples" in target.read_text()
