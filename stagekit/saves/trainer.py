@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from .. import pickles
 from .dcp import missing_dcp
 from .whole import is_whole
 
@@ -24,6 +25,7 @@ _FOLDER = re.compile(r"checkpoint-([0-9]{1,12})")
 _WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)(-[0-9]+-of-[0-9]+)?\.(safetensors|bin)")
 _RANDOM_STATE = re.compile(r"rng_state_([0-9]+)\.pth")
 _DEEPSPEED = re.compile(r"global_step[0-9]+")
+_ZERO = re.compile(r"zero_pp_rank_([0-9]+)_mp_rank_([0-9]+)_(optim|model)_states\.pt$")
 _INDEX = re.compile(r"(model|pytorch_model)\.(safetensors|bin)\.index\.json")
 
 Sharding = Literal["none", "fsdp", "deepspeed"]
@@ -96,7 +98,8 @@ class Expected:
                 yield f"{single} or {sharded}/"
 
     def _missing_deepspeed(self, directory: Path, step: int) -> Iterator[str]:
-        """``latest`` names the folder; in it the model's states, and with ZeRO each rank's part of the optimizer."""
+        """``latest`` names the folder; in it the model's states, with ZeRO each rank's part of the optimizer, and with ZeRO-3 each rank's
+        part of the model."""
         folder = directory / f"global_step{step}"
         try:
             if (directory / "latest").read_text().strip() != folder.name:
@@ -104,11 +107,31 @@ class Expected:
         except OSError:
             yield "latest"
         names = {path.name for path in folder.glob("*.pt") if is_whole(path)} if folder.is_dir() else set()
-        if not any(name.endswith("model_states.pt") for name in names):
+        models = sorted(name for name in names if name.endswith("model_states.pt"))
+        if not models:
             yield f"{folder.name}/*model_states.pt"
-        for rank in self.ranks if self.zero_stage else ():
-            if not any(re.search(rf"zero_pp_rank_{rank}_mp_rank_[0-9]+_optim_states\.pt$", name) for name in names):
-                yield f"{folder.name}/*zero_pp_rank_{rank}_*optim_states.pt"
+        data_ranks, model_ranks = _ranks_told_by(folder / models[0]) if models else (None, 1)
+        if data_ranks is None or len(self.ranks) < self.world_size:  # each node has a directory of its own
+            ranks: Iterable[int] = self.ranks
+        else:
+            ranks = range(data_ranks)
+        parts = {match.groups() for name in names if (match := _ZERO.search(name))}
+        wanted = ["model"] if any(kind == "model" for _, _, kind in parts) else []
+        wanted += ["optim"] if self.zero_stage else []
+        for rank in ranks:
+            for kind in wanted:
+                if len([part for part in parts if part[0] == str(rank) and part[2] == kind]) < model_ranks:
+                    yield f"{folder.name}/*zero_pp_rank_{rank}_*{kind}_states.pt"
+
+
+def _ranks_told_by(states: Path) -> tuple[int | None, int]:
+    """How many ranks share the data and how many the model, as a file of DeepSpeed's says; ``None`` and 1 when it does not."""
+    try:
+        values = pickles.read_saved(states)
+    except (OSError, ValueError):
+        return None, 1
+    data, model = (values.get(f"{kind}_world_size") if isinstance(values, dict) else None for kind in ("dp", "mp"))
+    return data if isinstance(data, int) else None, model if isinstance(model, int) else 1
 
 
 def step_of(directory: Path) -> int | None:

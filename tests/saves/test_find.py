@@ -147,6 +147,53 @@ def test_deepspeed_needs_latest_and_every_ranks_part(tmp_path: Path, clock: Cloc
     assert finished(watch, tmp_path) == []
 
 
+# What deepspeed 0.19.8 wrote for two ranks over gloo below ``checkpoint-<step>/`` of transformers 5.24, by ZeRO stage. With bf16 the
+# parts of the optimizer have the name ``bf16_zero_pp_rank_…``. Each file with the model's states says how many ranks there were.
+DEEPSPEED = {
+    0: ["mp_rank_00_model_states.pt"],
+    2: ["mp_rank_00_model_states.pt", *(f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(2))],
+    3: [f"zero_pp_rank_{rank}_mp_rank_00_{kind}_states.pt" for rank in range(2) for kind in ("model", "optim")],
+}
+
+
+@pytest.mark.parametrize("stage", DEEPSPEED)
+@pytest.mark.parametrize("world_size", [None, 2])
+def test_each_file_of_what_deepspeed_writes_is_needed(tmp_path: Path, clock: Clock, stage: int, world_size: int | None) -> None:
+    folder = save(tmp_path, 2, ranks=2)
+    for name in ("optimizer.pt", "pytorch_model.bin"):
+        (folder / name).unlink()  # with ZeRO-3 there are no weights beside
+    (folder / "latest").write_text("global_step2")
+    (folder / "global_step2").mkdir()
+    for name in DEEPSPEED[stage]:
+        told = {"dp_world_size": 2, "mp_world_size": 1, "global_steps": 2} if "model_states" in name else {"optimizer_state_dict": {}}
+        torch.save(told, folder / "global_step2" / name)
+    state = folder / trainer.STATE
+    state.write_bytes(state.read_bytes())  # it comes last
+    watch = Watch(30.0, clock, world_size)
+    assert finished(watch, tmp_path, still=True) == ["checkpoint-2"]
+    for path in [folder / "latest", *(folder / "global_step2" / name for name in DEEPSPEED[stage])]:
+        path.rename(tmp_path / "aside")
+        assert finished(watch, tmp_path, still=True) == [], path
+        (found,) = watch.unfinished([look(tmp_path)])
+        assert all("global_step2" in lacking or lacking == "latest" for lacking in found.lacking(world_size))
+        (tmp_path / "aside").rename(path)
+
+
+def test_deepspeed_with_ranks_that_share_the_model_needs_each_ones_part(tmp_path: Path, clock: Clock) -> None:
+    folder = save(tmp_path, 2, ranks=4)
+    (folder / "optimizer.pt").unlink()
+    (folder / "latest").write_text("global_step2")
+    (folder / "global_step2").mkdir()
+    for model in range(2):
+        torch.save({"dp_world_size": 2, "mp_world_size": 2}, folder / "global_step2" / f"mp_rank_0{model}_model_states.pt")
+        for data in range(2):
+            torch.save({}, folder / "global_step2" / f"bf16_zero_pp_rank_{data}_mp_rank_0{model}_optim_states.pt")
+    watch = Watch(30.0, clock, 4)
+    assert finished(watch, tmp_path, still=True) == ["checkpoint-2"]
+    (folder / "global_step2" / "bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt").unlink()
+    assert finished(watch, tmp_path, still=True) == []
+
+
 def test_dcp_counts_when_every_file_of_its_metadata_is_there(tmp_path: Path, watch: Watch) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # one rank is meant
