@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import islice
 from typing import Any, NoReturn
 
 import numpy as np
@@ -134,7 +135,14 @@ class Dataset:
         )
 
     def __iter__(self) -> Iterator[Sample]:
-        blocks = range(len(self.block_samples))
+        return self._samples(range(len(self.block_samples)))
+
+    def head(self, count: int) -> Iterator[Sample]:
+        """The first ``count`` samples, as iterating gives them. No block is fetched that holds none of them."""
+        blocks = int(np.searchsorted(np.cumsum(self.block_samples), count)) + 1 if count > 0 else 0
+        return islice(self._samples(range(min(blocks, len(self.block_samples)))), count)
+
+    def _samples(self, blocks: range) -> Iterator[Sample]:
         budget = max(_READ_AHEAD, self.manifest.largest_block)
         get = fetch if self.cache is None else CachedFetch(self.cache)
         with Fetcher(self.store, map(self.block_range, blocks), threads=8, budget_bytes=budget, get=get) as fetcher:

@@ -53,6 +53,15 @@ def test_samples_come_in_source_order_as_raw_bytes(store: FaultStore) -> None:
     assert list(dataset) == list(dataset)
 
 
+@pytest.mark.parametrize(("count", "blocks"), [(0, 0), (1, 1), (3, 1), (4, 2), (8, 4), (13, 6), (99, 6)])
+def test_the_first_samples_cost_the_blocks_that_hold_them(store: FaultStore, count: int, blocks: int) -> None:
+    dataset = Dataset(store)
+    dataset.load_tables(range(3))
+    before = len(store.calls)
+    assert list(dataset.head(count)) == list(dataset)[:count]
+    assert len(store.calls) - before - 6 == blocks  # six are for reading all of it
+
+
 def test_blocks_are_numbered_over_all_shards(store: FaultStore) -> None:
     dataset = Dataset(store)
     assert dataset.block_samples.tolist() == [3, 3, 1, 1, 3, 2]

@@ -7,7 +7,6 @@ import base64
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 _PICTURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
@@ -47,11 +46,11 @@ class ShownSample:
     fields: tuple[Shown, ...]
 
 
-def shown(samples: Iterable[Mapping[str, Any]], count: int) -> list[ShownSample]:
-    """The first ``count`` of ``samples``, which are raw bytes. Raises what reading them raises."""
+def shown(samples: Iterable[Mapping[str, Any]]) -> list[ShownSample]:
+    """``samples``, which are raw bytes. Raises what reading them raises."""
     return [
         ShownSample(str(one["__key__"]), tuple(_field(name, bytes(one[name])) for name in sorted(one) if not name.startswith("__")))
-        for one in islice(samples, count)
+        for one in samples
     ]
 
 

@@ -30,4 +30,4 @@ def write_dataset_page(target: Path, info: DatasetInfo, where: Where, samples: i
 
     Raises the store's errors, ``CorruptShard`` for samples that are not what the manifest says, and ``OSError``.
     """
-    file.write(target, dataset_page(info, shown(Dataset(where, store=config), samples or SAMPLES), now_s))
+    file.write(target, dataset_page(info, shown(Dataset(where, store=config).head(samples or SAMPLES)), now_s))

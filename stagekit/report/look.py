@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from ..config import StoreConfig
@@ -98,7 +98,7 @@ def _dataset_info(opened: Store, where: Where, peek: int, urls: bool, config: St
     if peek:
         from ..dataset import Dataset
 
-        samples = [_preview(sample) for sample in islice(Dataset(where, store=config), peek)]
+        samples = [_preview(sample) for sample in Dataset(where, store=config).head(peek)]
     elsewhere = tuple(record.url for record in manifest.shards if record.url is not None)
     # As many as are looked at in a moment, from everywhere in the data set.
     step = -(-len(manifest.shards) // _SIZED_SHARDS)

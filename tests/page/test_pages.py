@@ -119,7 +119,7 @@ def test_steps_and_labels_of_charts_are_few_and_round() -> None:
 
 def test_samples_become_small_pictures_and_short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     def one(data: bytes) -> tuple[object, ...]:
-        (sample,) = shown([{"__key__": "k", "x": data, "__extra__": b""}], 3)
+        (sample,) = shown([{"__key__": "k", "x": data, "__extra__": b""}])
         (field,) = sample.fields
         return field.picture is not None, field.text, field.cut
 
