@@ -134,9 +134,9 @@ class Looking:
                 what = "so much lies here that not all of it was searched for TensorBoard's files and wandb's runs"
                 fix = f"search it: find {shlex.quote(str(directory))} -name '*.tfevents.*' -o -name 'offline-run-*'"
                 self.found.findings.append(Finding("note", "tracker", what, str(directory), fix=fix))
-            if isinstance(checkout, Checkout):
-                for path in checkout.untracked:
-                    self._untracked(checkout.top, path)
+            for one in (checkout, *self._inner(checkout)) if checkout is not None else ():
+                for path in one.untracked if isinstance(one, Checkout) else ():
+                    self._untracked(one.top, path)
 
     def _untracked(self, top: Path, path: Path) -> None:
         relative = str(path.relative_to(top))
@@ -153,11 +153,19 @@ class Looking:
             self.found.files.append(LocalFile(top, relative, info.st_size, info.st_mtime, row))
 
     def _checkout(self, top: Path) -> Checkout | Unclear:
-        """The checkout at ``top``, which is judged from now on, and whose files are as safe as it is."""
+        """The checkout at ``top`` and those that belong to it, which are judged from now on, and whose files are as safe as they are."""
         checkout = self._ask(top)
-        if self.found.checkouts.setdefault(str(checkout.top), checkout) is checkout and isinstance(checkout, Checkout):
-            self._tracked |= checkout.tracked
+        for one in (checkout, *self._inner(checkout)):
+            self._asked.setdefault(Path(os.path.realpath(one.top)), one)
+            if self.found.checkouts.setdefault(str(one.top), one) is one and isinstance(one, Checkout):
+                self._tracked |= one.tracked
         return checkout
+
+    def _inner(self, checkout: Checkout | Unclear) -> Iterator[Checkout | Unclear]:
+        """Its submodules and other work trees, but for those that are ignored."""
+        for one in checkout.all_inner if isinstance(checkout, Checkout) else ():
+            if not is_ignored(os.path.relpath(one.top, checkout.top), self._ignored):
+                yield one
 
     def _ask(self, top: Path) -> Checkout | Unclear:
         real = Path(os.path.realpath(top))

@@ -1,4 +1,4 @@
-"""The rows about git: what of a checkout is on no remote.
+"""The rows about git: what of a checkout, its submodules and the other work trees of its repository is on no remote.
 
 git itself is asked, without locks, prompts and hooks, and for a bounded time: one that hangs, is missing or refuses makes it CANNOT TELL.
 What a checkout's ignore rules leave out is left out here, too, unless it lies below a watched directory.
@@ -11,16 +11,20 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import git_ceilings
+from ..mounts import judge as judge_mount
+from ..parallel import each
 from ..units import format_count
 from .findings import Finding
 
-PATIENCE_S = 6.0  # for all questions about one checkout
+PATIENCE_S = 6.0  # for all questions about one checkout and those that belong to it
+_AT_ONCE = 8
+_SUBMODULE = "160000"
 
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
@@ -29,7 +33,9 @@ _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 class Checkout:
     """What git tells of a checkout. ``tracked`` and ``untracked`` are absolute; an untracked folder stands for all that is in it.
 
-    ``modified`` are paths below ``top``; ``unpushed`` and ``stashed`` are the times of commits that no remote has.
+    ``modified`` are paths below ``top``; ``unpushed`` and ``stashed`` are the times of commits that no remote has. ``inner`` are its
+    submodules that are checked out, with theirs, and the other work trees of the repository. Those are ``linked``: branches, stashes and
+    remotes are told once, for the one that was asked about.
     """
 
     top: Path
@@ -40,6 +46,17 @@ class Checkout:
     stashed: tuple[float, ...]
     remotes: tuple[tuple[str, str], ...]
     has_commits: bool
+    on_branch: bool = True
+    linked: bool = False
+    inner: tuple[Checkout | Unclear, ...] = ()
+
+    @property
+    def all_inner(self) -> Iterator[Checkout | Unclear]:
+        """The ``inner`` ones, theirs, and so on."""
+        for one in self.inner:
+            yield one
+            if isinstance(one, Checkout):
+                yield from one.all_inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +81,19 @@ def enclosing(directory: Path) -> Path | None:
 
 def look(top: Path, *, program: str = "git", patience_s: float = PATIENCE_S) -> Checkout | Unclear:
     """Ask git about the checkout at ``top``. Only reads; never raises for what git says or does not say."""
-    asked = _Git(top, program, time.monotonic() + patience_s)
+    return _look(top, program, patience_s, time.monotonic() + patience_s)
+
+
+def _look(top: Path, program: str, patience_s: float, deadline: float, *, linked: bool = False) -> Checkout | Unclear:
+    asked = _Git(top, program, deadline)
     again = f"see what it says: git -C {shlex.quote(str(top))} status"
     try:
-        status = asked("status", "--porcelain=v2", "--branch", "--untracked-files=normal", "-z")
-        tracked = asked("ls-files", "-z")
-        modified, untracked, has_commits = _parse_status(status)
-        unpushed = _times(asked("log", "--branches", "HEAD", "--not", "--remotes", "--format=%ct")) if has_commits else ()
-        stashed = _times(asked("stash", "list", "--format=%ct")) if has_commits else ()
+        status = asked("status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--ignore-submodules=dirty", "-z")
+        tracked, submodules = _parse_files(asked("ls-files", "--stage", "-z"))
+        modified, untracked, has_commits, on_branch = _parse_status(status)
+        unpushed = _unpushed(asked, linked=linked) if has_commits else ()
+        stashed = _times(asked("stash", "list", "--format=%ct")) if has_commits and not linked else ()
+        trees = _other_trees(asked) if not linked else []
         remotes = _remotes(asked("config", "--get-regexp", r"^remote\..*\.url$", fine=(0, 1)))
     except FileNotFoundError:
         return Unclear(top, "git is not installed here, so its state cannot be told", "install it: apt-get install -y git")
@@ -83,15 +105,19 @@ def look(top: Path, *, program: str = "git", patience_s: float = PATIENCE_S) -> 
         own = "dubious ownership" in str(error)
         fix = "run stagekit teardown as the user who owns the checkout" if own else again
         return Unclear(top, f"git refuses to tell: {error}", fix)
+    belonging = [(top / path, False) for path in submodules if (top / path / ".git").exists()] + [(path, True) for path in trees]
     return Checkout(
         top,
-        frozenset(f"{top}/{path}" for path in tracked.split("\0") if path),
+        frozenset(f"{top}/{path}" for path in tracked),
         modified,
         tuple(top / path for path in untracked),
         unpushed,
         stashed,
         remotes,
         has_commits,
+        on_branch,
+        linked,
+        tuple(each(lambda one: _look(one[0], program, patience_s, deadline, linked=one[1]), belonging, threads=_AT_ONCE)),
     )
 
 
@@ -107,16 +133,17 @@ def judge(checkout: Checkout | Unclear, ignores: Callable[[str], bool], now_s: f
         what = f"{_count(modified, 'file')} changed and not committed, such as {modified[0]}"
         fix = f"{at} commit -am 'before teardown' && {at} push"
         findings.append(Finding("NO", "git", what, top, sum(sizes), now_s - max(times) if times else None, fix))
-    if checkout.has_commits and not checkout.remotes:
+    first = "" if checkout.on_branch else f"{at} branch rescued && "  # no push takes along what is on no branch
+    if checkout.has_commits and not checkout.remotes and not checkout.linked:
         what = "it has no remote, so its commits are nowhere else"
-        fix = f"{at} remote add origin URL && {at} push --all origin"
+        fix = f"{first}{at} remote add origin URL && {at} push --all origin"
         findings.append(Finding("NO", "git", what, top, age_s=now_s - max(checkout.unpushed) if checkout.unpushed else None, fix=fix))
-    elif checkout.unpushed:
+    elif checkout.unpushed and checkout.remotes:
         what = f"{_count(checkout.unpushed, 'commit')} on no remote"
-        fix = f"{at} push --all {shlex.quote(checkout.remotes[0][0])}"
+        fix = f"{first}{at} push --all {shlex.quote(checkout.remotes[0][0])}"
         findings.append(Finding("NO", "git", what, top, age_s=now_s - max(checkout.unpushed), fix=fix))
     local = next(((name, url) for name, url in checkout.remotes if url.startswith(("/", "file://", ".", "~"))), None)
-    if local is not None:
+    if local is not None and not checkout.linked:
         findings.append(Finding("note", "git", f"its remote {local[0]} is a directory of this machine, {local[1]}", top))
     if checkout.stashed:
         what = f"{_count(checkout.stashed, 'stash', 'stashes')}, which no push takes along"
@@ -163,11 +190,38 @@ class _Git:
         return os.fsdecode(said)
 
 
-def _parse_status(text: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """Changed paths, untracked ones, and whether there is a commit, from ``status --porcelain=v2 --branch -z``."""
+def _unpushed(asked: _Git, *, linked: bool) -> tuple[float, ...]:
+    """The times of commits that no remote has. What a shallow clone begins with came from one, also when none of its branches shows it."""
+    query = ("log", "HEAD", "--not", "--remotes", "--branches") if linked else ("log", "--branches", "HEAD", "--not", "--remotes")
+    found = _times(asked(*query, "--format=%ct"))
+    if found:
+        shallow = asked.top / asked("rev-parse", "--git-path", "shallow").rstrip("\n")
+        if shallow.is_file():
+            found = _times(asked(*query, *shallow.read_text().split(), "--format=%ct"))
+    return found
+
+
+def _other_trees(asked: _Git) -> list[Path]:
+    """The other work trees of the repository that are there, the one it was cloned into among them."""
+    if not (asked.top / ".git").is_file() and not (asked.top / ".git" / "worktrees").is_dir():
+        return []
+    lines = asked("worktree", "list", "--porcelain").splitlines()
+    paths = [Path(line.partition(" ")[2]) for line in lines if line.startswith("worktree ")]
+    return [path for path in paths if path != asked.top and judge_mount(path).kind != "refused" and (path / ".git").exists()]
+
+
+def _parse_files(text: str) -> tuple[list[str], list[str]]:
+    """All paths of ``ls-files --stage -z``, and those of submodules."""
+    entries = [entry.partition("\t") for entry in text.split("\0") if entry]
+    return [path for _, _, path in entries], [path for facts, _, path in entries if facts.startswith(_SUBMODULE)]
+
+
+def _parse_status(text: str) -> tuple[tuple[str, ...], tuple[str, ...], bool, bool]:
+    """Changed paths, untracked ones, whether there is a commit, and whether a branch is checked out, from ``status --porcelain=v2 --branch
+    -z``."""
     modified: list[str] = []
     untracked: list[str] = []
-    has_commits = True
+    has_commits = on_branch = True
     entries = iter(text.split("\0"))
     for entry in entries:
         kind, _, rest = entry.partition(" ")
@@ -182,7 +236,9 @@ def _parse_status(text: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
             untracked.append(rest.rstrip("/"))
         elif entry == "# branch.oid (initial)":
             has_commits = False
-    return tuple(modified), tuple(untracked), has_commits
+        elif entry == "# branch.head (detached)":
+            on_branch = False
+    return tuple(modified), tuple(untracked), has_commits, on_branch
 
 
 def _times(text: str) -> tuple[float, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -118,3 +120,95 @@ def test_the_checkout_around_a_directory(work: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", f"/nowhere:{work / 'deep'}")
     assert enclosing(work / "deep" / "er") is None, "as git itself would have it"
     assert enclosing(work / "deep") == work
+
+
+@pytest.fixture
+def nested(work: Path, tmp_path: Path) -> Path:
+    """The checkout with a submodule ``libs/one`` that has one of its own, ``two``; everything is pushed. Returns the inner one."""
+    allowed = ("-c", "protocol.file.allow=always")
+    for name in ("two", "one"):
+        for part in (f"{name}-work", f"{name}-remote"):
+            (tmp_path / part).mkdir()
+        make_checkout(tmp_path / f"{name}-work", tmp_path / f"{name}-remote")
+    git(tmp_path / "one-work", *allowed, "submodule", "add", "-q", str(tmp_path / "two-remote"), "two")
+    git(tmp_path / "one-work", "commit", "-qm", "two")
+    git(tmp_path / "one-work", "push", "-q", str(tmp_path / "one-remote"), "main")
+    git(work, *allowed, "submodule", "add", "-q", str(tmp_path / "one-remote"), "libs/one")
+    git(work, *allowed, "submodule", "update", "-q", "--init", "--recursive")
+    git(work, "commit", "-qm", "libs")
+    git(work, "update-ref", "refs/remotes/origin/main", "HEAD")
+    for one in ("libs/one", "libs/one/two"):
+        git(work / one, "remote", "set-url", "origin", "https://git.example.org/somebody/library")
+    return work / "libs" / "one" / "two"
+
+
+def told(work: Path) -> list[tuple[str, str, str]]:
+    """Every finding about the checkout and what belongs to it: where, what, and how to fix it."""
+    checkout = seen(work)
+    findings = [finding for one in (checkout, *checkout.all_inner) for finding in judge(one, lambda path: False, time.time())]
+    return [(str(Path(finding.subject).relative_to(work.parent)), finding.what, finding.fix) for finding in findings]
+
+
+def test_what_a_submodule_has_of_its_own_is_told_where_it_lies(work: Path, nested: Path) -> None:
+    assert told(work) == []
+    (nested / "train.py").write_text("print(2)\n")
+    (nested / "new.py").write_text("1")
+    changed = "1 file changed and not committed, such as train.py"
+    assert [one[:2] for one in told(work)] == [("work/libs/one/two", changed)]
+    assert [path for one in seen(work).all_inner if isinstance(one, Checkout) for path in one.untracked] == [nested / "new.py"]
+    git(nested, "stash", "-q", "-u")
+    assert [one[:2] for one in told(work)] == [("work/libs/one/two", "1 stash, which no push takes along")]
+    git(nested, "stash", "pop", "-q")
+    git(nested, "commit", "-qam", "mine")
+    outer, inner = told(work)
+    assert outer[:2] == ("work/libs/one", "1 file changed and not committed, such as two")
+    assert inner == ("work/libs/one/two", "1 commit on no remote", f"git -C {nested} branch rescued && git -C {nested} push --all origin")
+    git(work, "config", "submodule.libs/one.ignore", "all")
+    assert len(told(work)) == 2, "git status would say nothing"
+    git(work, "submodule", "deinit", "-q", "-f", "libs/one")
+    assert told(work) == []
+
+
+def test_a_submodule_that_was_fetched_shallow_has_no_commits_of_its_own(work: Path, nested: Path) -> None:
+    git(nested, "update-ref", "-d", "refs/remotes/origin/main")
+    git(nested, "update-ref", "-d", "refs/remotes/origin/HEAD")
+    git(nested, "branch", "-q", "-D", "main")
+    shallow = work / ".git" / "modules" / "libs" / "one" / "modules" / "two" / "shallow"
+    shallow.write_text(_head(nested))
+    assert told(work) == []
+    git(nested, "commit", "-q", "--allow-empty", "-m", "mine")
+    assert [one[:2] for one in told(work)][-1] == ("work/libs/one/two", "1 commit on no remote")
+
+
+def _head(directory: Path) -> str:
+    return subprocess.run(["git", "-C", str(directory), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_other_work_trees_of_a_repository_are_judged_and_what_they_share_is_told_once(work: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    git(work, "worktree", "add", "-q", "--detach", str(tree))
+    assert told(work) == told(tree) == []
+    (tree / "train.py").write_text("print(2)\n")
+    changed = "1 file changed and not committed, such as train.py"
+    assert [one[:2] for one in told(work)] == [one[:2] for one in told(tree)] == [("tree", changed)]
+    git(tree, "commit", "-qam", "on no branch")
+    git(work, "commit", "-q", "--allow-empty", "-m", "on a branch")
+    one, other = told(work)
+    assert one == ("work", "1 commit on no remote", f"git -C {work} push --all origin")
+    assert other == ("tree", "1 commit on no remote", f"git -C {tree} branch rescued && git -C {tree} push --all origin")
+    (work / ".gitignore").write_text("x")
+    git(work, "stash", "-q")
+    assert sorted(one[1] for one in told(tree)) == ["1 stash, which no push takes along", "2 commits on no remote"]
+    shutil.rmtree(tree)
+    assert [one[0] for one in told(work)] == ["work", "work"]
+
+
+def test_git_is_given_the_same_time_for_all_that_belongs_to_a_checkout(work: Path, nested: Path, tmp_path: Path) -> None:
+    program = tmp_path / "git"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *libs/one*) exec sleep 600;; esac\nexec {shutil.which("git")} "$@"\n')
+    program.chmod(0o755)
+    found = look(work, program=str(program), patience_s=3.0)
+    assert isinstance(found, Checkout)
+    assert [(one.top, one.why) for one in found.all_inner if isinstance(one, Unclear)] == [
+        (work / "libs" / "one", "git did not answer within 3 s")
+    ]

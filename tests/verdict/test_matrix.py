@@ -367,6 +367,25 @@ def a_stash(machine: Machine) -> None:
     machine.git("stash", "-q")
 
 
+def a_submodule_with_a_commit_of_its_own(machine: Machine) -> None:
+    library = machine.work.parent / "library"
+    library.mkdir()
+    (machine.work.parent / "library.git").mkdir()
+    make_checkout(library, machine.work.parent / "library.git")
+    machine.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(machine.work.parent / "library.git"), "library")
+    machine.git("commit", "-qm", "library")
+    machine.git("update-ref", "refs/remotes/origin/main", "HEAD")
+    git(machine.work / "library", "remote", "set-url", "origin", "https://git.example.org/somebody/library")
+    git(machine.work / "library", "commit", "-q", "--allow-empty", "-m", "mine")
+    git(machine.work / "library", "branch", "mine")
+    git(machine.work / "library", "reset", "-q", "--hard", "HEAD~")
+
+
+def a_change_in_another_work_tree(machine: Machine) -> None:
+    machine.git("worktree", "add", "-q", "--detach", str(machine.work.parent / "tree"))
+    (machine.work.parent / "tree" / "eval.py").write_text("print(5)\n")
+
+
 def no_remote(machine: Machine) -> None:
     machine.git("remote", "remove", "origin")
 
@@ -579,6 +598,10 @@ MATRIX = {
     "git: not pushed": Row(a_commit_that_is_not_pushed, 3, "git", "1 commit on no remote", "push --all origin"),
     "git: on no branch": Row(a_commit_on_no_branch, 3, "git", "1 commit on no remote", "push --all origin"),
     "git: stashed": Row(a_stash, 3, "git", "1 stash, which no push takes along", "stash branch rescued"),
+    "git: in a submodule": Row(
+        a_submodule_with_a_commit_of_its_own, 3, "git", "library: 1 commit on no remote", "library push --all origin"
+    ),
+    "git: in another work tree": Row(a_change_in_another_work_tree, 3, "git", "tree/eval.py: 1 file is not in git", "tree add eval.py"),
     "git: no remote": Row(no_remote, 3, "git", "it has no remote, so its commits are nowhere else", "remote add origin URL"),
     "git: damaged": Row(a_damaged_checkout, 4, "git", "git refuses to tell: not a git repository", "status"),
     "git: missing": Row(no_git, 4, "git", "git is not installed here", "apt-get install -y git", in_shell=False),
