@@ -116,7 +116,8 @@ def judge(
         fix = "name what to judge: stagekit teardown --watch DIR --run RUN"
         findings.append(Finding("CANNOT TELL", "scope", "nothing is watched and no run is recorded", "this machine", fix=fix))
     verdict = decide(findings, judged.scope)
-    remember_verdict(verdict, states, clock(), judged.home)
+    if not check:  # which writes nothing
+        remember_verdict(verdict, states, clock(), judged.home)
     return verdict
 
 

@@ -44,7 +44,7 @@ def kind(seen: Seen) -> str:
 @pytest.mark.timeout(300)
 def test_a_run(chromium: Browser, tmp_path: Path) -> None:
     url = a_run(tmp_path / "run")
-    assert stagekit.teardown(runs=[url], check=True).answer == "NO"
+    assert stagekit.teardown(runs=[url]).answer == "NO"
     stagekit.info(url, html=tmp_path / "run.html", price_per_gb=0.09)
     text = views(chromium, tmp_path / "run.html")[0].text
     words = " ".join(text.split())
