@@ -174,8 +174,12 @@ class Landing:
             self._folders.add(folder)
 
     def clear(self) -> None:
-        """Forget what has arrived: it is of no use for another try."""
-        shutil.rmtree(self.files, ignore_errors=True)
+        """Forget what has arrived: it is of no use for another try, or its space is needed."""
+        for path in self.incoming.rglob("*"):
+            with suppress(OSError):
+                os.truncate(path, 0)  # what a thread has open would keep its space
+        for folder in (self.incoming, self.files):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # ----------------------------------------------------------------------------------------------------------------- revealing
 

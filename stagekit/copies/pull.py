@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..budget import pinned_bytes, promised, promised_bytes
-from ..config import StoreConfig, cache_directory
+from ..config import StoreConfig
 from ..contents import absent, checkpoint_at, kind_of, refuse_selector
 from ..dataset import with_shards
-from ..errors import BadDigest, CheckpointError, Conflict, InvalidReply, ManifestError, NotFound, OutOfSpace, StoreError, UsageError
+from ..errors import BadDigest, CheckpointError, Conflict, InvalidReply, ManifestError, NotFound, StoreError, UsageError
 from ..location import Location
 from ..mounts import refuse_mount
 from ..pace import Pace
@@ -28,9 +27,8 @@ from ..store import Where, open_store
 from ..store.base import Store
 from ..store.extras import list_strictly
 from ..store.paced import PacedStore
-from ..stream.cache import give_way
 from ..transfer.bulk.base import Item, place_of
-from ..transfer.bulk.builtin import Trust, same_bytes
+from ..transfer.bulk.builtin import UNBOUNDED, Trust, same_bytes
 from ..transfer.bulk.choice import EngineName, choose
 from ..transfer.bulk.fetching import fetch_items
 from ..transfer.checksum import Checksum
@@ -39,6 +37,7 @@ from ..units import counted, format_count, format_size, parse_rate, parse_size
 from .hub_cache import HubLink
 from .landing import Landing, is_filled, local_files, remove_file
 from .outgoing import announce
+from .room import Room, room_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,8 @@ def pull(
 
     ``disk`` (``"80GiB"``) is one budget for what pulls in progress, cached blocks and pinned checkpoints take of this machine. Blocks give
     way, and while the pull runs no more are added than fit beside it; that is told. Checkpoints never do: what does not fit beside them
-    raises ``OutOfSpace`` before the first byte.
+    raises ``OutOfSpace`` before the first byte. For one that is saved while the pull runs, blocks give way and then the pull waits until it
+    is in the bucket; where even what has arrived leaves it no room, that is removed and ``OutOfSpace`` raised. The built-in engine copies.
 
     A run that has no checkpoint yet, or cannot be seen, or has none that is whole, raises, so that a script stops before it trains from
     scratch. ``allow_fresh`` accepts that with a warning: nothing is copied, and ``step`` of the result is ``None``.
@@ -165,7 +165,12 @@ def pull(
         on_event(Message(judged.warning, "warning"))
     link = HubLink.parse(link_hf) if link_hf is not None else None
     bytes_per_s = rate_of(limit_rate)
-    options = _Options(engine, threads, delete, bytes_per_s, parse_size(disk, name="disk") if disk is not None else None, on_event)
+    disk_bytes = parse_size(disk, name="disk") if disk is not None else None
+    if disk_bytes is not None:
+        if engine not in ("auto", "builtin"):
+            raise UsageError(f"--disk with --engine {engine}: a program cannot be held up while it writes; leave one of the two out")
+        engine = "builtin"
+    options = _Options(engine, threads, delete, bytes_per_s, disk_bytes, on_event)
     url: Where = where
     selector: Selector = "latest"
     if isinstance(where, str):
@@ -306,17 +311,22 @@ def _run(job: _Job) -> Pulled:
     with Landing(job.target, job.name) as landing:
         missing = landing.missing(wanted, also=writes, threads=min(job.options.threads, 4))
         needed = sum(item.size for item in missing) + sum(map(len, writes.values()))
-        with _budgeted(job, needed + landing.held_bytes):
+        with _room(job, landing, needed) as room:
             landing.require(needed, what=job.name)
             try:
-                engine, arrived_unproven = _fetch(job, landing, missing)
+                engine, arrived_unproven = _fetch(job, landing, missing, room)
+                for path, data in writes.items():
+                    with room.taking(len(data)) if room is not None else nullcontext():
+                        landing.write(path, data)
             except (NotFound, BadDigest, Conflict, InvalidReply):
                 if job.kind == "checkpoint":
                     landing.clear()
                 raise
+            except FileNotFoundError as error:
+                if room is not None and room.overrun:
+                    raise room.refusal() from error  # it was removed to make room
+                raise
             unproven += arrived_unproven - _static_unproven(missing)
-            for path, data in writes.items():
-                landing.write(path, data)
         if not filled:
             if job.step is not None:
                 stamp(landing.files, job.step)
@@ -330,31 +340,16 @@ def _run(job: _Job) -> Pulled:
     return _result(job, needed, unproven, len(removed), engine)
 
 
-@contextmanager
-def _budgeted(job: _Job, size: int) -> Iterator[None]:
-    """Take ``size`` bytes of the budget within the block, after cached blocks went where that is needed."""
-    limit = job.options.disk_bytes
+def _room(job: _Job, landing: Landing, needed: int) -> AbstractContextManager[Room | None]:
+    """The pull's room in the budget of this machine; ``None`` where it has none to keep."""
+    limit, on_event = job.options.disk_bytes, job.options.on_event
     if limit is None:
-        yield
-        return
-    with promised(limit, size):  # first, so that nothing is cached any more in what is about to be counted
-        pinned = pinned_bytes()
-        pulls = promised_bytes()
-        removed, cached = give_way(cache_directory(), max(0, limit - pulls - pinned))
-        if removed:
-            job.options.on_event(
-                Message(f"{format_size(removed)} of cached blocks gave way to {job.name}; they are fetched again when needed")
-            )
-        if pulls + pinned + cached > limit:
-            raise OutOfSpace(
-                f"pulling {job.name} to {job.target} needs {format_size(size)}, and of the {format_size(limit)} that --disk allows "
-                f"{format_size(max(0, limit - (pulls - size) - pinned - cached))} are left: pinned checkpoints hold {format_size(pinned)}, "
-                f"cached blocks in use {format_size(cached)}, other pulls {format_size(pulls - size)}; raise it, or wait for them"
-            )
-        yield
+        return nullcontext()
+    held = landing.held_bytes
+    return room_within(limit, needed + held, held, landing.clear, name=job.name, target=job.target, on_event=on_event)
 
 
-def _fetch(job: _Job, landing: Landing, missing: Sequence[Item]) -> tuple[str, int]:
+def _fetch(job: _Job, landing: Landing, missing: Sequence[Item], room: Room | None) -> tuple[str, int]:
     """Bring ``missing`` into ``landing``. Returns the engine's name, and of how many files nothing but the size could be compared."""
     options = job.options
     bar = Bar(f"pull {job.name}", job.total, options.on_event)
@@ -378,6 +373,7 @@ def _fetch(job: _Job, landing: Landing, missing: Sequence[Item]) -> tuple[str, i
         accept,
         engine=engine if missing else None,
         threads=options.threads,
+        space=room if room is not None else UNBOUNDED,
         on_bytes=bar.add,
         on_event=options.on_event,
     )

@@ -27,10 +27,11 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from ..budget import pinning
 from ..config import StoreConfig, home_directory
 from ..errors import CheckpointError, ManifestError, OutOfSpace, SourceError, UsageError
 from ..processes import Process
@@ -196,13 +197,24 @@ class Spool:
         self._reflinks = True
         self._seen: dict[int, tuple[int, int]] = {}  # inodes of pending saves, and what was in them
         self._rewritten: set[int] = set()
+        self._largest = 0
+        self._coming: dict[Path, contextlib.ExitStack] = {}
         self.over: Callable[[], bool] = lambda: False
         """Asked between the pieces of a copy: once it is true, that pin is given up."""
 
     # -------------------------------------------------------------------------------------------------------- pinning
 
     def reserve(self) -> Path:
-        """A new, empty directory for a trainer to write into, on the spool's disk, so that ``accept`` neither links nor copies."""
+        """A new, empty directory for a trainer to write into, on the spool's disk, so that ``accept`` neither links nor copies.
+
+        Copies with a budget for this disk make room first for as much as the largest save of this process took.
+        """
+        directory = self._new_directory()
+        self._coming[directory.parent] = announced = contextlib.ExitStack()
+        announced.enter_context(self._announced(self._largest, directory.parent))
+        return directory
+
+    def _new_directory(self) -> Path:
         self._open()
         with self._lock:
             self._count += 1
@@ -230,14 +242,15 @@ class Spool:
             check_paths(path for path, _ in found)
         except ManifestError as error:
             raise UsageError(f"step {entry.step}: {source} cannot be saved: {error}; rename it") from None
-        reserved = self.reserve()
+        reserved = self._new_directory()
         try:
             entry.files = []
-            for path, file in found:
-                target = reserved / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._pin_file(file, target)
-                entry.files.append(self._stat(target, path, str(file)))
+            with self._announced(self._new_bytes(file for _, file in found), reserved.parent):
+                for path, file in found:
+                    target = reserved / path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    self._pin_file(file, target)
+                    entry.files.append(self._stat(target, path, str(file)))
             if holding is not None and {file.path: file.size for file in entry.files} != dict(holding):
                 raise SourceError(f"step {entry.step}: {source} changed after it was found complete, so it is not saved")
             return self._commit(reserved.parent, entry)
@@ -318,12 +331,28 @@ class Spool:
         now = pinned.stat()
         return PinnedFile(path, now.st_size, now.st_mtime_ns, now.st_ino, source)
 
+    def _announced(self, size: int, incoming: Path) -> contextlib.AbstractContextManager[None]:
+        """``size`` bytes come within the block. What lies elsewhere than the machine's spool is in nobody's budget."""
+        return pinning(size, incoming.name) if self.directory == default_dir() else contextlib.nullcontext()
+
+    def _new_bytes(self, files: Iterable[Path]) -> int:
+        """What pinning ``files`` adds to what is pinned: those that a pending save holds already are linked once more."""
+        found = [file.stat() for file in files]
+        with self._lock:
+            return sum(one.st_size for one in found if one.st_ino not in self._seen)
+
     def _commit(self, incoming: Path, entry: Entry) -> Entry:
         entry.directory, entry.session, entry.origin = incoming, self.session, self.session
         self.save(entry, durable=False)
         entry.directory = self.directory / "entries" / incoming.name
+        self._arrived(incoming)
         incoming.rename(entry.directory)
+        self._largest = max(self._largest, entry.size_bytes)
         return entry
+
+    def _arrived(self, incoming: Path) -> None:
+        if announced := self._coming.pop(incoming, None):
+            announced.close()
 
     # -------------------------------------------------------------------------------------------------------- records
 
@@ -352,6 +381,7 @@ class Spool:
         shutil.rmtree(entry.directory / "files", ignore_errors=True)
 
     def _discard(self, directory: Path) -> None:
+        self._arrived(directory)
         trash = self.directory / "trash" / directory.name
         try:
             trash.parent.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from ...errors import BadDigest, Conflict, OutOfSpace, SourceError
 from ...store.base import Data, Store
@@ -15,6 +17,30 @@ from ..fetch import PIECE, fetch_pieces
 from .base import Item
 
 _READ = 4 * 2**20
+
+
+class Space(Protocol):
+    """Where files go, when others need some of it too."""
+
+    def taking(self, size: int, /) -> AbstractContextManager[None]:
+        """``size`` bytes more are written within the block, which begins when they may. Raises ``OutOfSpace`` when that will not be."""
+
+    def give_back(self, size: int, /) -> None:
+        """``size`` bytes that were taken are there no more."""
+
+
+_AT_ONCE = nullcontext()
+
+
+class _Unbounded:
+    def taking(self, _size: int, /) -> AbstractContextManager[None]:
+        return _AT_ONCE
+
+    def give_back(self, _size: int, /) -> None:
+        pass
+
+
+UNBOUNDED: Space = _Unbounded()
 
 
 class Trust:
@@ -55,19 +81,33 @@ def checked_twice(attempt: Callable[[Expected], Checksum], item: Item, trust: Tr
 
 
 def fetch_item(
-    store: Store, item: Item, path: Path, trust: Trust, *, threads: int = 4, on_bytes: Callable[[int], None] = lambda _: None
+    store: Store,
+    item: Item,
+    path: Path,
+    trust: Trust,
+    *,
+    threads: int = 4,
+    space: Space = UNBOUNDED,
+    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> Checksum:
     """Write ``item`` to the new file ``path``, compared. A full disk or quota raises ``OutOfSpace``, and the file is removed then."""
 
+    taken = 0
+
     def attempt(expected: Expected) -> Checksum:
+        nonlocal taken
         checksum = Checksum(expected, trust_etag=trust.etags)
         arrived = 0
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            space.give_back(taken)  # by an attempt before this one
+            taken = 0
             try:
                 for data in pieces_of(store, item, threads):
                     checksum.update(data)
-                    _write(file, data)
+                    with space.taking(len(data)):
+                        taken += len(data)
+                        _write(file, data)
                     arrived += len(data)
                     on_bytes(len(data))
             finally:
@@ -75,6 +115,8 @@ def fetch_item(
         except BaseException as error:
             on_bytes(-arrived)
             path.unlink(missing_ok=True)
+            space.give_back(taken)
+            taken = 0
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfSpace(
                     f"writing {item.path}: the disk or quota is full ({item.size} bytes were needed); free space and repeat, "

@@ -15,7 +15,7 @@ from ...store.base import Store
 from ...units import format_count
 from ..checksum import Checksum
 from .base import Claim, Engine, Item, emptied, place_of
-from .builtin import Trust, fetch_item, file_checksum
+from .builtin import UNBOUNDED, Space, Trust, fetch_item, file_checksum
 
 Accept = Callable[[Item, Path, Checksum], None]
 """Takes a verified file (item, where it lies, what was found) away to its place."""
@@ -31,12 +31,14 @@ def fetch_items(
     *,
     engine: Engine | None = None,
     threads: int = 8,
+    space: Space = UNBOUNDED,
     on_bytes: Callable[[int], None] = lambda _: None,
     on_event: Subscriber,
 ) -> None:
     """Bring all ``items``, each to a file in ``scratch`` first, and hand it to ``accept`` once it is what the store says.
 
-    ``accept`` is called from several threads. ``scratch`` is emptied first and may hold rubbish after an error. Raises ``BadDigest``,
+    ``accept`` is called from several threads. ``scratch`` is emptied first and may hold rubbish after an error. ``space`` is asked before
+    the built-in engine writes; programs ask nobody. Raises ``BadDigest``,
     ``Conflict``, ``NotFound``, ``OutOfSpace`` and the store's other errors.
     """
     emptied(scratch)
@@ -50,7 +52,7 @@ def fetch_items(
     def bring(numbered: tuple[int, Item]) -> None:
         number, item = numbered
         path = scratch / str(number)
-        checksum = fetch_item(store, item, path, trust, threads=inner, on_bytes=on_bytes)
+        checksum = fetch_item(store, item, path, trust, threads=inner, space=space, on_bytes=on_bytes)
         accept(item, path, checksum)
 
     for _ in each(bring, enumerate(left), threads=at_once):
