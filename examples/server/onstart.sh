@@ -4,6 +4,7 @@
 #
 # It stays in front until server.sh has ended. When it gets SIGTERM, server.sh does, and sends what there is to send. It is safe to be started
 # again, as these hosts do with each restart of the container: the training goes on, and a finished one is found finished.
+# The test suite runs it, on no such host.
 set -euo pipefail
 
 HERE=$(dirname "$(readlink -f "$0")")

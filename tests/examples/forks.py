@@ -6,6 +6,7 @@ for what it says. The answer is a line with the list of their exit codes.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -47,6 +48,7 @@ def become(order: dict[str, Any]) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # else each fork looks through all of it once more when it ends
     while line := sys.stdin.readline():
         children = []
         for order in json.loads(line):
