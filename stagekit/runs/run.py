@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
-from ..config import StoreConfig, process_rank
+from ..config import StoreConfig, home_directory, process_rank
 from ..errors import NotFound, OutOfSpace, StagekitError, UsageError
 from ..location import Location
 from ..progress import Event, Message, Subscriber
@@ -39,6 +39,15 @@ def log(event: Event) -> None:
     """The default subscriber of a run: sentences go to the logger ``stagekit``, warnings to standard error when logging is not set up."""
     if isinstance(event, Message):
         _LOG.log(_LEVELS[event.level], "%s", event.text)
+
+
+def refuse_whole_bucket(where: str | os.PathLike[str] | Location) -> None:
+    """Nothing for a place that a run can have. Raises ``UsageError`` for the root of a bucket: all that lies in it would be the run's."""
+    location = Location.parse(where)
+    if location.path in ("", "/") and location.scheme not in ("file", "memory"):
+        raise UsageError(
+            f"{location}: a whole bucket cannot be a run, as nothing else could lie beside it; give the run a name: {location / 'NAME'}"
+        )
 
 
 class Run:
@@ -93,6 +102,8 @@ class Run:
         if not 0 <= self.rank < self.world_size:
             raise UsageError(f"rank {self.rank} of {self.world_size}: ranks count from 0 to world_size - 1")
         self._where = where if isinstance(where, str | os.PathLike | Location) else None
+        if self._where is not None:
+            refuse_whole_bucket(self._where)
         self._opened: Store | None = None if self._where is not None else open_store(where)
         self._config = store
         self._policy = Policy(keep_last, keep_every, tuple(keep_best) if keep_best is not None else None)  # type: ignore[arg-type]  # checked there
@@ -130,6 +141,7 @@ class Run:
         self._traffic = traffic.Traffic()
         self._looked = False
         self._misplaced: UsageError | None = None
+        self._home_told = False
 
     @property
     def url(self) -> str:
@@ -550,7 +562,13 @@ class Run:
                 datasets=self._datasets,
             )
         except OSError as error:
-            self._on_event(Message(f"this machine cannot note that it writes to {self.url}, so teardown must be told: {error}", "warning"))
+            if not self._home_told:
+                self._home_told = True
+                text = (
+                    f"{home_directory()} cannot be written ({error.strerror or error}), so this machine cannot note that it writes to "
+                    f"{self.url}; free some space or set STAGEKIT_HOME, or name the run at the end: stagekit teardown --run {self.url}"
+                )
+                self._on_event(Message(text, "warning"))
 
 
 def _is_full(error: BaseException, directory: Path) -> bool:

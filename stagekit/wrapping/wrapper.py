@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shlex
@@ -17,12 +18,13 @@ from types import FrameType
 from typing import Any, Literal
 
 from ..config import StoreConfig
-from ..errors import CheckpointError, StagekitError, UsageError, WorkerDied
+from ..errors import CheckpointError, OutOfSpace, StagekitError, UsageError, WorkerDied
+from ..location import Location
 from ..mounts import refuse_mount
 from ..processes import Process
 from ..progress import Event, Message, Progress, Subscriber
 from ..runs.layout import Checkpoint, parse_reference
-from ..runs.run import Run, log
+from ..runs.run import Run, log, refuse_whole_bucket
 from ..runs.spool import default_dir
 from ..runs.sync import create
 from ..store import Where
@@ -115,6 +117,8 @@ def run_command(
         raise UsageError(
             f"--to {to}: that names one checkpoint of {named_run}, and a run cannot be called so; give the run: --to {named_run}"
         )
+    if isinstance(to, str | os.PathLike | Location):
+        refuse_whole_bucket(to)
     if settings.stall_s is not None and settings.stall_s <= 0:
         raise UsageError("--stall 0: the command would be ended at once; give a time such as 30m")
     environ = dict(os.environ if environ is None else environ)
@@ -230,6 +234,7 @@ class _Wrapper:
     ended: bool = False
     last: threading.Thread | None = None
     sent_last: bool = False
+    held: int = -1
     stop_logs: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> Ended:
@@ -289,10 +294,15 @@ class _Wrapper:
             grace_s=settings.grace_s,
             spool=self.training._spool_dir,
         )
-        spool, _ = self.training._begin()  # teardown must find this run also when nothing is ever saved
-        spool.over = lambda: self._left_to_look() <= 0
-        if held is not None:
-            self._record(attempt)
+        self._note(note)
+        try:
+            spool, _ = self.training._begin()  # teardown must find this run also when nothing is ever saved
+            spool.over = lambda: self._left_to_look() <= 0
+            if held is not None:
+                self._record(attempt)
+        except BaseException:
+            note.remove()
+            raise
         code = self._run_child(note, start, logs, printed)
         return self._finish(note, start, logs, code)
 
@@ -350,6 +360,23 @@ class _Wrapper:
         numbers = [int(name.partition("-")[0]) for name in names if name.partition("-")[0].isdecimal()]
         return f"{max(numbers, default=0) + 1:06d}-{uuid.uuid4().hex[:8]}"
 
+    def _note(self, note: Note) -> None:
+        """Note on this machine what runs here. Raises ``OutOfSpace`` and ``UsageError`` where that cannot be; nothing is left of it."""
+        try:
+            self.held = note.hold()
+            if note.logs is not None:
+                note.logs.mkdir(parents=True, exist_ok=True)
+            note.write()
+        except OSError as error:
+            with suppress(OSError):
+                note.remove()
+            what = f"stagekit run: {note.home}, where this machine notes what runs on it, cannot be written"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OutOfSpace(
+                    f"{what}: the disk is full; free some space, or set STAGEKIT_HOME to a directory on another disk"
+                ) from error
+            raise UsageError(f"{what} ({error.strerror or error}); set STAGEKIT_HOME to a directory that can be") from error
+
     def _record(self, attempt: str) -> None:
         from .. import __version__
 
@@ -377,14 +404,11 @@ class _Wrapper:
         environ = {"PYTHONUNBUFFERED": "1", **self.environ, **start.variables, "STAGEKIT_RUN": self.training.url}
         files = None
         if self.settings.logs:
-            printed.mkdir(parents=True, exist_ok=True)
             files = printed / "stdout.log", printed / "stderr.log"
-        held = note.hold()
-        note.write()
         try:
             with self._passing_signals_on():
                 self.child = Child(
-                    self.command, environ=environ, grace_s=self.settings.grace_s, logs=files, stdout=self.settings.stdout, keep=(held,)
+                    self.command, environ=environ, grace_s=self.settings.grace_s, logs=files, stdout=self.settings.stdout, keep=(self.held,)
                 )
                 for number in self.early:
                     self._pass_on(self.child, number)
@@ -398,8 +422,6 @@ class _Wrapper:
         except UsageError:
             note.remove()
             raise
-        finally:
-            self.held = held
 
     def _watch(self, child: Child, printed: Sequence[Path]) -> int:
         begun_s = alive_s = self.monotonic()
@@ -487,7 +509,8 @@ class _Wrapper:
         problem: str | None = None
         try:
             note = replace(note, killed=killed)
-            note.write()
+            with suppress(OSError):  # a full disk: the one that is there says that it was killed, and less is believed then
+                note.write()
             self.collector.scan(still=True, killed=killed)
             for found in self.collector.unfinished() if self._left_to_look() else ():
                 lacking = ", ".join(found.lacking()[:3])

@@ -9,7 +9,7 @@ import pytest
 
 from stagekit.config import StoreConfig
 from stagekit.errors import CheckpointError, ManifestError
-from stagekit.runs import identity, known_runs
+from stagekit.runs import Run, identity, known_runs
 from stagekit.runs.home import remember
 
 
@@ -72,3 +72,22 @@ def test_differences_are_told_and_another_base_model_is_refused() -> None:
     ]
     with pytest.raises(CheckpointError, match="continues the base model org/m@1, and this training says org/m@2"):
         identity.differences(saved, {**saved, "base_model": "org/m@2"})
+
+
+def test_a_home_that_cannot_be_written_is_told_once_with_its_place_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setenv("STAGEKIT_HOME", str(tmp_path / "file" / "home"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.bin").write_bytes(b"x")
+    told: list[str] = []
+    with Run(
+        str(tmp_path / "run"), spool_dir=tmp_path / "spool", on_event=lambda event: told.append(str(getattr(event, "text", "")))
+    ) as run:
+        run.submit(tmp_path / "out", step=1)
+        run.watch(tmp_path)
+        run.drain()
+    (text,) = (text for text in told if "STAGEKIT_HOME" in text)
+    assert text.startswith(
+        f"{tmp_path}/file/home cannot be written (Not a directory), so this machine cannot note that it writes to {run.url}; "
+    )
+    assert text.endswith(f"free some space or set STAGEKIT_HOME, or name the run at the end: stagekit teardown --run {run.url}")

@@ -116,6 +116,19 @@ def test_what_cannot_be_meant_is_refused_before_anything_happens(tmp_path: Path)
         run_command(["true"], str(tmp_path / "run"), Settings(watch=()))
     with pytest.raises(UsageError, match="--stall 0: the command would be ended at once"):
         run_command(["true"], str(tmp_path / "run"), Settings(watch=("out",), stall_s=0.0))
+    for root, named_run in (
+        ("s3://bucket", "s3://bucket/NAME"),
+        ("s3://me@bucket/", "s3://me@bucket/NAME"),
+        ("rclone:far:", "rclone:far:NAME"),
+    ):
+        sentence = (
+            f"{root.rstrip('/')}: a whole bucket cannot be a run, as nothing else could lie beside it; give the run a name: {named_run}"
+        )
+        with pytest.raises(UsageError) as raised:
+            run_command(["true"], root, Settings(watch=(str(tmp_path / "out"),)))
+        assert str(raised.value) == sentence
+        with pytest.raises(UsageError, match="a whole bucket cannot be a run"):
+            Run(root)
     for everything in ("/", "~", str(Path.home().parent)):
         with pytest.raises(UsageError, match=r"--watch .*: that is all of /.*; name the directory that the command saves"):
             run_command(["true"], str(tmp_path / "run"), Settings(watch=(everything,)))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -246,6 +246,27 @@ def test_a_folder_that_cannot_be_read_is_told_and_is_no_success(machine: Machine
     closed.chmod(0o755)
     done = machine.stagekit("teardown", *machine.durable)
     assert done.code == 0, done.out
+
+
+def test_a_home_that_cannot_be_written_is_one_sentence_before_the_command_starts(machine: Machine) -> None:
+    with small_disk(machine, 16_384) as spool:
+        home = spool.parent / "home"
+        home.mkdir()
+        machine.environ["STAGEKIT_HOME"] = str(home)
+        what = f"stagekit: error: stagekit run: {home}, where this machine notes what runs on it, cannot be written"
+        with suppress(OSError), (spool.parent / "rest").open("wb", buffering=0) as rest:
+            while rest.write(bytes(4096)):
+                pass
+        full = machine.run("1")
+        assert full.code == 1
+        assert full.err == f"{what}: the disk is full; free some space, or set STAGEKIT_HOME to a directory on another disk\n"
+        subprocess.run(["mount", "-o", "remount,ro", str(spool.parent)], check=True)
+        fixed = machine.run("1")
+        assert fixed.code == 2
+        assert fixed.err == f"{what} (Read-only file system); set STAGEKIT_HOME to a directory that can be\n"
+        assert list(home.rglob("*.json")) == []
+    assert machine.steps() == []
+    assert list(machine.out.iterdir()) == [], "it was not started"
 
 
 # ------------------------------------------------------------------------------------------------------------------- kill -9
