@@ -59,7 +59,7 @@ def test_the_language_model_goes_on_with_fewer_ranks_at_the_next_document(cloud:
     assert two.codes == [143, 143], two.said
     one = cloud.run("gpt-1-rank", program, **small)
     assert one.codes == [0], one.said
-    *_, stopped, went_on = re.findall(r"(\d+) batches left", two.said[0] + one.said[0].partition("\n")[2].partition("\n")[0])
+    (*_, stopped), (went_on, *_) = (re.findall(r"epoch 1  (\d+) batches left", machine.said[0]) for machine in (two, one))
     assert int(went_on) == int(stopped) - 1 <= 6, "at the very next batch"
     first, rest = keys(two), keys(one)
     assert len(first["0"]) == (12 - int(stopped)) * 8
