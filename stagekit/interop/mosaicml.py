@@ -20,7 +20,7 @@ from ..progress import Subscriber, ignore
 from ..store import open_store
 from ..store.base import Store
 from ..transfer.fetch import fetch_file, fetch_object
-from .leftovers import directories_in_use, remove_leftovers, remove_unfinished
+from .leftovers import directories_in_use, mark, remove_leftovers, remove_unfinished
 
 _INDEX = "index.json"
 
@@ -42,7 +42,7 @@ def mosaicml(
     whole. All else is MosaicML's: order, shuffling, ``state_dict()``, the cache and its limit, ``StreamingDataLoader``. Other datasets in
     the process, and their downloads, stay as they are.
 
-    What a killed run left in shared memory is removed first, where the kernel says that no process has it any more; what belongs to a run
+    What a killed run left in shared memory is removed first, where it is certain that no process has it any more; what belongs to a run
     that lives is never touched. The same ``local`` serves the next run, and what is there already is not fetched again. Raises
     ``UsageError`` when ``local`` holds another data set's index, or is in use by another dataset that lives, and ``ManifestError`` when
     there is no index.
@@ -84,7 +84,9 @@ def mosaicml(
                 if stream.remote is not None:
                     remove_unfinished(Path(directory))
         _barrier()
-        return (dataset or streaming.StreamingDataset)(streams=streams, **options)
+        made = (dataset or streaming.StreamingDataset)(streams=streams, **options)
+    mark(made._shm_prefix_int)
+    return made
 
 
 def _stream(
@@ -215,7 +217,7 @@ def _check_index(path: Path, data: bytes, url: str) -> None:
 
 def _check_free(directory: str) -> None:
     if directory in directories_in_use():
-        gc.collect()  # one of this process that was dropped, but not yet by the interpreter
+        gc.collect()  # one of this process that was dropped, but not yet by the interpreter, says so when it goes
         if directory in directories_in_use():
             raise UsageError(
                 f"local: {directory} is in use by another StreamingDataset, of this or another process that lives; give this one a "

@@ -1,0 +1,297 @@
+"""``stagekit.interop.mosaicml``: MosaicML's real ``StreamingDataset`` with downloads through the store, beside what it does by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
+from streaming.base.storage.download import DOWNLOADER_MAPPINGS, S3Downloader
+from streaming.base.util import merge_index
+
+import stagekit
+import stagekit.interop
+from stagekit.config import StoreConfig
+from stagekit.errors import BadDigest, InvalidReply, ManifestError, UsageError
+from stagekit.interop.leftovers import SHARED_MEMORY
+from stagekit.interop.mosaicml import Downloads
+from stagekit.store import open_store
+from stagekit.testing.proxy import FaultProxy, FlipBit
+
+from ..rigs.servers import S3Server
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # of what the package may do some day
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # what the package leaves open
+]
+
+COUNT = 200
+KEYS = [f"{number:04d}" for number in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def mds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set made by ``shard --format mds``, in a directory: some twenty shards."""
+    root = tmp_path_factory.mktemp("interop")
+    (root / "raw").mkdir()
+    rng = random.Random(0)
+    for number, key in enumerate(KEYS):
+        (root / "raw" / f"{key}.cls").write_text(str(number))
+        (root / "raw" / f"{key}.bin").write_bytes(rng.randbytes(300))
+    stagekit.shard_mds(root / "raw", root / "mds", shard_size=4_000)
+    return root / "mds"
+
+
+def sent(folder: Path, server: S3Server, config: StoreConfig) -> str:
+    """``folder`` in a new bucket of ``server``."""
+    url = f"s3://{server.create_bucket()}/mds"
+    store = open_store(url, config)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.put(str(path.relative_to(folder)), path.read_bytes())
+    return url
+
+
+@pytest.fixture
+def config(rclone_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig]) -> StoreConfig:
+    """Endpoint and keys that MosaicML's own downloader would not find."""
+    return credentials_for(rclone_server)
+
+
+def keys(batches: Any) -> list[str]:
+    return [key for batch in batches for key in batch["__key__"]]
+
+
+def test_order_state_and_loader_are_mosaicml_s(mds: Path, rclone_server: S3Server, config: StoreConfig, tmp_path: Path) -> None:
+    url = sent(mds, rclone_server, config)
+    settings: dict[str, Any] = {"batch_size": 8, "shuffle": True, "shuffle_seed": 7, "num_canonical_nodes": 2}
+
+    def ours(local: str, workers: int) -> StreamingDataLoader:
+        dataset = stagekit.interop.mosaicml(url, tmp_path / local, store=config, **settings)
+        assert type(dataset) is StreamingDataset
+        return StreamingDataLoader(dataset, batch_size=8, num_workers=workers)
+
+    by_itself = StreamingDataset(local=str(mds), **settings)
+    wanted = keys(StreamingDataLoader(by_itself, batch_size=8, num_workers=2))
+    first = ours("one", 2)
+    got: list[str] = []
+    for number, batch in enumerate(first):
+        got += batch["__key__"]
+        if number == 9:
+            state = json.loads(json.dumps(first.state_dict()))
+    assert got == wanted != KEYS
+    assert sorted(got) == KEYS
+    names = {path.name for path in (tmp_path / "one").iterdir()}
+    assert names == {path.name for path in mds.iterdir()}, "whole files, and nothing else"
+
+    other = ours("two", 0)
+    other.load_state_dict(state)
+    assert keys(other) == wanted[80:]
+    assert DOWNLOADER_MAPPINGS["s3"] is S3Downloader
+    assert type(Stream(remote="s3://elsewhere/x", local=str(tmp_path / "x"))._downloader) is S3Downloader
+
+
+def test_what_mosaicml_wrote_and_several_streams(rclone_server: S3Server, config: StoreConfig, tmp_path: Path) -> None:
+    for part in range(2):
+        columns = {"number": "int", "text": "str"}
+        out = str(tmp_path / "made" / f"part-{part}")
+        with MDSWriter(out=out, columns=columns, compression="zstd:3", hashes=["sha1", "xxh3_64"], size_limit=900) as writer:
+            for number in range(part * 50, part * 50 + 50):
+                writer.write({"number": number, "text": "é" * number})
+    merge_index(str(tmp_path / "made"))
+    assert list((tmp_path / "made").rglob("*.zstd"))
+    url = sent(tmp_path / "made", rclone_server, config)
+    dataset = stagekit.interop.mosaicml(url, tmp_path / "local", store=config, batch_size=4)
+    assert [(dataset[number]["number"], len(dataset[number]["text"])) for number in range(100)] == [(n, n) for n in range(100)]
+    assert list((tmp_path / "local").glob("part-*/*.mds"))
+    assert not list((tmp_path / "local").rglob("*.zstd")), "keep_zip is MosaicML's default"
+    read = stagekit.interop.mosaicml(url, tmp_path / "split", split="part-1", store=config, batch_size=4)
+    assert [read[number]["number"] for number in range(50)] == list(range(50, 100))
+
+    class Doubled(StreamingDataset):  # type: ignore[misc]  # the package has no types here
+        def __getitem__(self, index: int) -> int:
+            return 2 * int(super().__getitem__(index)["number"])
+
+    streams = [Stream(remote=f"{url}/part-{part}", local=str(tmp_path / f"s{part}")) for part in range(2)]
+    several = stagekit.interop.mosaicml(streams, dataset=Doubled, store=config, batch_size=4, shuffle=True)
+    assert sorted(several) == list(range(0, 200, 2))
+    with pytest.raises(UsageError, match=r"^local: each of several streams has a local directory of its own"):
+        stagekit.interop.mosaicml(streams, tmp_path, store=config)
+
+
+def test_damage_heals_or_is_told(
+    mds: Path, rclone_server: S3Server, config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = sent(mds, rclone_server, config)
+    entry = json.loads((mds / "index.json").read_text())["shards"][3]["raw_data"]
+    with FaultProxy(rclone_server.endpoint_url) as proxy:
+        there = replace(config, endpoint_url=proxy.endpoint_url)
+        for number, other_hash in enumerate((None, "md5")):
+            if other_hash:  # as MosaicML's writer lists it
+                index = json.loads((mds / "index.json").read_text())
+                for shard in index["shards"]:
+                    shard["raw_data"]["hashes"] = {"xxh64": _hash("xxh64", (mds / shard["raw_data"]["basename"]).read_bytes())}
+                open_store(url, config).put("index.json", json.dumps(index).encode())
+            downloads = Downloads.of(url, "", tmp_path / f"local-{number}", there, lambda event: None)
+            target = tmp_path / f"local-{number}" / entry["basename"]
+            proxy.fault(FlipBit(100), method="GET", key=f"*{entry['basename']}", times=1)
+            downloads.download(f"{url}/{entry['basename']}", str(target))
+            assert target.read_bytes() == (mds / entry["basename"]).read_bytes()
+            target.unlink()
+            proxy.fault(FlipBit(100), method="GET", key=f"*{entry['basename']}")
+            with pytest.raises(BadDigest, match=rf"{entry['basename']}: expected .* and then .*damaged or was replaced"):
+                downloads.download(f"{url}/{entry['basename']}", str(target))
+            proxy.clear()
+            assert list(target.parent.iterdir()) == [], "nothing half-written"
+        open_store(url, config).put(entry["basename"], b"short")
+        with pytest.raises(InvalidReply, match=rf"expected {entry['bytes']} bytes, the store holds 5"):
+            downloads.download(f"{url}/{entry['basename']}", str(target))
+
+
+def _hash(name: str, data: bytes) -> str:
+    from streaming.base.hashing import get_hash
+
+    return str(get_hash(name, data))
+
+
+def test_where_it_is_kept(mds: Path, rclone_server: S3Server, config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = sent(mds, rclone_server, config)
+    dataset = stagekit.interop.mosaicml(url, store=config, batch_size=4)
+    local = Path(dataset.streams[0].local)
+    assert local.parent == tmp_path / "cache" / "stagekit" / "mosaicml"
+    with pytest.raises(UsageError, match=rf"^local: {local} is in use by another StreamingDataset"):
+        stagekit.interop.mosaicml(url, store=config, batch_size=4)
+    del dataset
+    assert stagekit.interop.mosaicml(url, store=config, batch_size=4).streams[0].local == str(local)
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "index.json").write_text('{"shards": [], "version": 2}')
+    with pytest.raises(UsageError, match=r"mine/index\.json is not the index at s3://.*holds another data set"):
+        stagekit.interop.mosaicml(url, tmp_path / "mine", store=config)
+    with pytest.raises(
+        ManifestError, match=r"holds no data set in MosaicML's format: there is no s3://.*nothing/index\.json.*--format mds"
+    ):
+        stagekit.interop.mosaicml(f"{url}/nothing", store=config)
+    open_store(url, config).put("index.json", b"[]")
+    with pytest.raises(ManifestError, match=r"index\.json is no index of MosaicML's format"):
+        stagekit.interop.mosaicml(url, store=config)
+    in_place = stagekit.interop.mosaicml(mds, batch_size=4)
+    assert in_place[5]["__key__"] == "0005"
+    assert (in_place.streams[0].local, in_place.streams[0].remote) == (str(mds), None)
+
+
+# Makes a dataset in the local directory, says so, and reads on when it is told to.
+_RUN = """
+import sys, stagekit.interop
+url, local = sys.argv[1:]
+dataset = stagekit.interop.mosaicml(url, local, batch_size=4)
+print("made", dataset._shm_prefix_int, flush=True)
+sys.stdin.readline()
+print(sum(1 for _ in dataset), flush=True)
+"""
+
+
+@contextmanager
+def running(url: str, local: Path, environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A run in a session of its own, so that its helpers are killed with it, and the number of its dataset in shared memory."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _RUN, url, str(local)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            word, number = process.stdout.readline().split()
+            assert word == "made"
+            yield process, f"{int(number):06}"
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_killed_run_does_not_stop_the_next_one(
+    mds: Path, rclone_server: S3Server, config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = sent(mds, rclone_server, config)
+    environment = {
+        **os.environ,
+        "AWS_ENDPOINT_URL": rclone_server.endpoint_url,
+        "AWS_ACCESS_KEY_ID": rclone_server.access_key,
+        "AWS_SECRET_ACCESS_KEY": rclone_server.secret_key,
+    }
+    with running(url, tmp_path / "alive", environment) as (alive, living):
+        with running(url, tmp_path / "killed", environment) as (_, dead):
+            pass
+        left = SHARED_MEMORY / f"{dead}_locals"
+        assert str(tmp_path / "killed").encode() in left.read_bytes()
+        with pytest.raises(ValueError, match="Reused local directory"):  # what MosaicML's package makes of it by itself
+            StreamingDataset(remote=url, local=str(tmp_path / "killed"), batch_size=4)
+        (tmp_path / "killed" / ".shard.00000.mds.1-2.part").write_bytes(b"half")
+        with pytest.raises(UsageError, match=r"alive is in use by another StreamingDataset"):
+            stagekit.interop.mosaicml(url, tmp_path / "alive", store=config, batch_size=4)
+        dataset = stagekit.interop.mosaicml(url, tmp_path / "killed", store=config, batch_size=4)
+        assert sorted(sample["__key__"] for sample in dataset) == KEYS
+        assert not list((tmp_path / "killed").glob(".*")), "what it was downloading is gone, too"
+        assert (SHARED_MEMORY / f"{living}_locals").exists()
+        assert alive.stdin is not None
+        assert alive.stdout is not None
+        alive.stdin.write("\n")
+        alive.stdin.flush()
+        assert alive.stdout.readline() == f"{COUNT}\n", "a run that lives reads on"
+
+
+_RANK = """
+import json, sys, stagekit.interop
+from streaming import StreamingDataLoader
+url, local = sys.argv[1:]
+dataset = stagekit.interop.mosaicml(url, local, batch_size=5, shuffle=True)
+print(json.dumps([key for batch in StreamingDataLoader(dataset, batch_size=5, num_workers=2) for key in batch["__key__"]]))
+"""
+
+
+def test_two_ranks_read_each_sample_once(mds: Path, rclone_server: S3Server, config: StoreConfig, tmp_path: Path) -> None:
+    url = sent(mds, rclone_server, config)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        environment = {
+            **os.environ,
+            "AWS_ENDPOINT_URL": rclone_server.endpoint_url,
+            "AWS_ACCESS_KEY_ID": rclone_server.access_key,
+            "AWS_SECRET_ACCESS_KEY": rclone_server.secret_key,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+        argv = [sys.executable, "-W", "ignore", "-c", _RANK, url, str(tmp_path / "local")]
+        ranks.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment))
+    read = []
+    for process in ranks:
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err.decode()
+        read.append(json.loads(out))
+    assert [len(one) for one in read] == [100, 100]
+    assert sorted(read[0] + read[1]) == KEYS
