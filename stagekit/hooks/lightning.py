@@ -1,4 +1,5 @@
 """``StagekitCheckpointIO``: every checkpoint that Lightning's ``Trainer`` saves, in the bucket, and none removed before its successor is.
+``StagekitHeartbeat``: how far it has trained, for ``stagekit teardown``.
 
 Lightning's FSDP, DeepSpeed and model-parallel strategies write their shards themselves and never ask a ``CheckpointIO``; for these, save
 with ``stagekit.hooks.dcp`` or use ``stagekit run``.
@@ -23,6 +24,7 @@ from .ranks import Ranks
 
 try:
     from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+    from lightning.pytorch.callbacks import Callback
 except ImportError as missing:
     raise MissingExtra.of("lightning", "lightning", "stagekit.hooks.lightning") from missing
 
@@ -126,3 +128,22 @@ class StagekitCheckpointIO(CheckpointIO):
         for path, number in [one for one in self._removals if one[1] <= verified]:
             self._removals.remove((path, number))
             self.inner.remove_checkpoint(path)
+
+
+class StagekitHeartbeat(Callback):
+    """Tells after each step how far the training is, so that ``stagekit teardown`` can say what would be lost with this machine.
+
+    A checkpoint's own step is told by ``io`` alone; what was trained since is known to the ``Trainer``, which tells it to its callbacks.
+
+    Example::
+
+        trainer = Trainer(plugins=[io], callbacks=[ModelCheckpoint(), StagekitHeartbeat(io)])
+    """
+
+    def __init__(self, io: StagekitCheckpointIO) -> None:
+        self._run = io.run
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Note the step, every few seconds, on this machine."""
+        if trainer.is_global_zero:
+            self._run.heartbeat(int(trainer.global_step))

@@ -16,6 +16,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from stagekit.errors import CheckpointError, Denied, UploadFailed, UsageError
 from stagekit.hooks.lightning import StagekitCheckpointIO
 from stagekit.runs import catalog
+from stagekit.runs.heartbeat import last_heartbeat
 from stagekit.runs.run import Run
 from stagekit.store.directory import DirectoryStore
 from stagekit.testing.faults import FaultStore
@@ -62,6 +63,9 @@ def test_every_epoch_is_in_the_bucket_and_another_machine_goes_on_to_the_same_we
     with pytest.raises(Stop):
         lightning(run, tmp_path / "one", seed=1, stop=stop_at(2 * BATCHES + 1))
     run.close()
+    beat = last_heartbeat(run.url)
+    assert beat is not None
+    assert 1 <= beat.step <= 2 * BATCHES + 1, "it is written every few seconds"
     second = make_run()
     assert lightning(second, tmp_path / "two", seed=5) == straight
     second.close()

@@ -47,7 +47,7 @@ def lightning(
     from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    from stagekit.hooks.lightning import StagekitCheckpointIO
+    from stagekit.hooks.lightning import StagekitCheckpointIO, StagekitHeartbeat
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -77,7 +77,7 @@ def lightning(
     options: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_epochs": EPOCHS, "logger": False, "enable_progress_bar": False}
     options |= {"enable_model_summary": False, "default_root_dir": out, "log_every_n_steps": 1} | trainer
     if io is not None:
-        options |= {"plugins": [io], "callbacks": [*([saver] if both else []), latest, StopAt()]}
+        options |= {"plugins": [io], "callbacks": [*([saver] if both else []), latest, StagekitHeartbeat(io), StopAt()]}
     else:
         options |= {"enable_checkpointing": False}
     loader = torch.utils.data.DataLoader(numbers(), batch_size=4 // options["devices"], num_workers=0)  # type: ignore[arg-type]
