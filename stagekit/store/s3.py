@@ -10,24 +10,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
+import io
 import os
 import re
 import socket
+import struct
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from ..config import StoreConfig
 from ..errors import Conflict, InvalidReply, NotFound, StagekitError, StoreError, Unreachable, UsageError, WrongCredentials
 from ..location import Location
 from .abandon import breaking_off
 from .base import Children, Data, ObjectInfo, OpenUpload, check_key, check_part, check_parts, check_prefix, check_range
+from .buffers import buffer
 from .extras import ExpiryRule
 from .s3_client import Client, client_for, drop
 from .s3_errors import VENDOR_ERRORS, bare, error_code, status_of, translate
@@ -333,8 +334,7 @@ class S3Store:
                 raise self._replaced(key, if_match)
             read, size = self._extent(key, answer, start, length)
             skip = read
-            # Not zeroed first, and on large pages where the system has them: both are felt at a gigabyte a second.
-            data = np.empty(size, np.uint8).data
+            data = buffer(size)
             arrived = 0
             try:
                 with breaking_off(reader.break_off):
@@ -346,7 +346,7 @@ class S3Store:
                             raise Unreachable(f"reading {self._name(key)}: the body ended before byte {start}")
                         skip -= count
                     while arrived < size:
-                        count = reader.into(data[arrived : arrived + _PIECE_BYTES])
+                        count = reader.into(data[arrived:])
                         if not count:
                             raise Unreachable(
                                 f"reading {self._name(key)}: the body ended after {arrived} of {size} bytes",
@@ -576,15 +576,15 @@ class _BodyReader:
         self._body, self._errors, self._socket = body, errors, None
         if errors is not None and isinstance(source, http.client.HTTPResponse) and not source.chunked and source.fp is not None:
             self._socket = getattr(getattr(source.fp, "raw", None), "_sock", None)
-            source.fp = _Arrivals(source.fp)  # type: ignore[assignment]  # as much of a file as is used
+            source.fp = _Arrivals(source.fp, self._socket)  # type: ignore[assignment]  # as much of a file as is used
             self._source = source
 
     def into(self, memory: memoryview) -> int:
-        """Fill ``memory``; less is read only at the body's end."""
+        """Fill ``memory``, or a piece of it; nothing is read only at the body's end."""
         self.came = 0
         source = self._source
         if source is None:
-            read: int = self._body.readinto(memory)
+            read: int = self._body.readinto(memory[:_PIECE_BYTES])
             self.total += read
             return read
         with self._errors():  # makes the socket's errors urllib3's, and gives the connection back behind the last byte
@@ -604,14 +604,41 @@ class _BodyReader:
 
 
 class _Arrivals:
-    """A socket's file that gives what has come, instead of waiting for all that was asked for and losing it when no more comes."""
+    """A socket's file that gives what has come, instead of waiting for all that was asked for and losing it when no more comes.
 
-    def __init__(self, file: Any) -> None:
+    What the file has read ahead is taken from it first. Then a plain socket is asked to fill the rest in one call, without Python's lock:
+    one that is handed from thread to thread for every piece that arrives costs more than the copying. TLS has its own small pieces.
+    """
+
+    def __init__(self, file: Any, where: object) -> None:
         self._file = file
-        self.readinto: Callable[[memoryview], int] = file.readinto1
+        self._plain = where if type(where) is socket.socket else None
+        self._drained = False
+
+    def readinto(self, memory: memoryview) -> int:
+        if self._drained and self._plain is not None:
+            return _fill(self._plain, memory)
+        self._drained = len(memory) > io.DEFAULT_BUFFER_SIZE  # a read larger than the file's buffer leaves nothing in it
+        count: int = self._file.readinto1(memory)
+        return count
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+
+def _fill(where: socket.socket, memory: memoryview) -> int:
+    """Read until ``memory`` is full, the connection ends, or as long as the socket's time-out was waited in all. ``TimeoutError`` when
+    nothing came in that time; what came is never lost."""
+    timeout_s = where.gettimeout()
+    seconds, micros = divmod(int((timeout_s or 0.0) * 1e6), 10**6)
+    where.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, micros))
+    where.settimeout(None)  # Python's own time-outs return with whatever is there
+    try:
+        return where.recv_into(memory, 0, socket.MSG_WAITALL)
+    except BlockingIOError:
+        raise TimeoutError("timed out") from None
+    finally:
+        where.settimeout(timeout_s)
 
 
 def _body(data: Data) -> bytes | bytearray:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 
 from ..dataset import DAMAGE, Dataset, Sample
-from ..errors import CorruptShard, ShardError, UsageError
+from ..errors import CorruptShard, ShardError, StagekitError, UsageError
 from ..order import Epoch, Intervals, Stretch
 from ..shards.grid import BlockSamples
 from ..store.base import Data
-from ..transfer.fetch import Fetcher, Range, fetch
+from ..transfer.fetch import Errand, Fetcher, Range, fetch
 from ..units import format_size
 from .cache import CachedFetch
 from .window import NOTHING, Window
 
+_JOINED = 2  # neighbouring blocks in a request, of 8 MiB each: more take more memory, and gain little on lines of 30 ms
 OnBad = Literal["raise", "skip"]
 
 
@@ -54,7 +56,9 @@ def plan_memory(dataset: Dataset, memory: int, *, lanes: int, window: int, conne
             f"{format_size(window_bytes)}, and two blocks of up to {format_size(largest)} on their way) and memory={format_size(memory)} "
             "is allowed; raise memory=, or lower window= (which shuffles less)"
         )
-    ahead = min(memory - lanes * window_bytes - largest, lanes * window_bytes + 2 * connections * largest)
+    # In source order, neighbouring blocks are asked for together.
+    request = largest * (_JOINED if window == 1 else 1)
+    ahead = min(memory - lanes * window_bytes - largest, lanes * window_bytes + 2 * connections * request)
     return Budget(lanes * window_bytes, max(ahead, largest))
 
 
@@ -79,6 +83,29 @@ class _Lane:
         self.stretches = stretches
         self.opened = 0
         self.window = NOTHING
+
+
+class _Tables:
+    """The block tables of ``shards``, fetched when it is called. ``wait`` is for whoever needs one."""
+
+    def __init__(self, dataset: Dataset, shards: Iterable[int], threads: int) -> None:
+        self._dataset, self._shards, self._threads = dataset, shards, threads
+        self._done = threading.Event()
+        self._error: StagekitError | None = None
+
+    def __call__(self) -> None:
+        try:
+            self._dataset.load_tables(self._shards, threads=self._threads)
+        except StagekitError as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    def wait(self) -> None:
+        """Wait until they are there. A damaged one is reported by whoever needs it, in the place of its first block."""
+        self._done.wait()
+        if self._error is not None and not isinstance(self._error, DAMAGE):
+            raise self._error
 
 
 class Reader:
@@ -119,6 +146,9 @@ class Reader:
         self._fetcher: Fetcher | None = None
         self._earlier_bytes, self._earlier_waited_s = 0, 0.0
         self._cached = None if dataset.cache is None else CachedFetch(dataset.cache)
+        self._threads = min(connections, len(dataset.block_samples))
+        each = budget.ahead_bytes // max(1, 2 * self._threads)
+        self._most_joined = 1 if self._cached else min(_JOINED, max(1, each // dataset.manifest.largest_block))
         self._closed = False
         # What the first list does not need is not fetched before it is there: it would take a share of the link from it.
         self._begun = threading.Event()
@@ -238,39 +268,71 @@ class Reader:
         self._fetcher = Fetcher(
             self._dataset.store,
             self._ranges(list(first), offsets, frozenset(self._damaged_tables)),
-            threads=min(self._connections, len(self._dataset.block_samples)),
+            threads=self._threads,
             budget_bytes=self._budget.ahead_bytes,
+            least_bytes=self._budget.window_bytes + 4 * self._most_joined * self._dataset.manifest.largest_block,
             stall_timeout_s=self._stall_timeout_s,
             get=self._cached or fetch,
         )
         if self._closed:
             self._fetcher.close()
 
-    def _ranges(self, first: list[int], offsets: list[int], without: frozenset[int]) -> Iterator[Range]:
-        """The byte ranges in the order in which ``_open`` takes them."""
-        for blocks, parts in self._schedule(first, offsets):
-            shards = [shard for block in blocks if (shard := self._dataset.place(block)[0]) not in without]
-            # A damaged table is reported below, in the place of the first block that needs it.
-            with suppress(*DAMAGE):
-                self._dataset.load_tables(shards, threads=self._connections)
-            for block in blocks:
-                if self._dataset.place(block)[0] not in without:
-                    yield replace(self._dataset.block_range(block), parts=parts)
+    def _ranges(self, first: list[int], offsets: list[int], without: frozenset[int]) -> Iterator[Range | Errand]:
+        """The byte ranges in the order in which ``_open`` takes them: the blocks ``first``, then what the lanes need from ``offsets`` on.
 
-    def _schedule(self, first: list[int], offsets: list[int]) -> Iterator[tuple[list[int], int]]:
-        """Blocks to fetch, and in how many parts each: while fewer are wanted than there are connections, those share them."""
-        if first:
-            yield first, 1
+        While fewer blocks are wanted than there are connections, those share them.
+        """
+        yield from self._urgent(first, 1, without)
         lanes = [self._needed(number, offset) for number, offset in enumerate(offsets)]
-        for group, entries in groupby(heapq.merge(*lanes, key=lambda entry: entry[:3]), key=lambda entry: entry[0]):
-            stretches = [stretch.blocks.tolist() for *_, stretch in entries]
-            parts = 1
+        needed = heapq.merge(*lanes, key=lambda entry: entry[:3])
+        urgent: list[list[int]] = []
+        later: list[list[int]] = []
+        for group, _, _, stretch in needed:
             if group:
-                self._begun.wait()
-            else:
-                parts = max(1, self._connections // sum(map(len, stretches)))
-            for blocks in stretches:
-                yield blocks, parts
+                later.append(stretch.blocks.tolist())
+                break
+            urgent.append(stretch.blocks.tolist())
+        parts = max(1, self._connections // max(1, sum(map(len, urgent))))
+        for blocks in urgent:
+            yield from self._urgent(blocks, parts, without)
+        if later:
+            self._begun.wait()
+            yield from self._later(chain(later, (entry[3].blocks.tolist() for entry in needed)), without)
+
+    def _urgent(self, blocks: list[int], parts: int, without: frozenset[int]) -> Iterator[Range]:
+        shards = [shard for block in blocks if (shard := self._dataset.place(block)[0]) not in without]
+        # A damaged table is reported below, in the place of the first block that needs it.
+        with suppress(*DAMAGE):
+            self._dataset.load_tables(shards, threads=self._connections)
+        for block in blocks:
+            if self._dataset.place(block)[0] not in without:
+                yield replace(self._dataset.block_range(block), parts=parts)
+
+    def _later(self, stretches: Iterator[list[int]], without: frozenset[int]) -> Iterator[Range | Errand]:
+        """Block tables are fetched beside the blocks before them. Neighbours are asked for together, fewer at a time towards the end, so
+        that all connections are done at about the same time."""
+        most = self._most_joined
+        upcoming: deque[int] = deque()
+        tables: dict[int, _Tables] = {}
+        while True:
+            while len(upcoming) < self._connections * most and (blocks := next(stretches, None)) is not None:
+                places = [(block, self._dataset.place(block)[0]) for block in blocks]
+                upcoming += [block for block, shard in places if shard not in without]
+                missing = {shard for _, shard in places} - without - tables.keys()
+                if missing:
+                    errand = _Tables(self._dataset, missing, self._connections)
+                    tables |= dict.fromkeys(missing, errand)
+                    yield errand
+            if not upcoming:
+                return
+            block = upcoming.popleft()
+            shard, number = self._dataset.place(block)
+            tables[shard].wait()
+            joined = [self._dataset.block_range(block)]
+            last = min(len(self._dataset.table(shard).blocks) - number, most, max(1, (len(upcoming) + 1) // self._connections))
+            while len(joined) < last and upcoming and upcoming[0] == block + len(joined):
+                joined.append(self._dataset.block_range(upcoming.popleft()))
+            yield replace(joined[0], following=tuple(joined[1:])) if len(joined) > 1 else joined[0]
 
     def _needed(self, lane: int, opened: int) -> Iterator[tuple[int, int, int, Stretch]]:
         """The stretches of a lane from position ``opened`` on, each with the number of the list that needs it first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import sys
 import threading
@@ -19,13 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ..errors import BadDigest, CorruptShard, InvalidReply, OutOfSpace, StallTimeout
+from ..errors import BadDigest, CorruptShard, InvalidReply, OutOfSpace, StallTimeout, StoreError
 from ..parallel import each
 from ..shards.index import block_digest
 from ..store.abandon import Caller, carried
 from ..store.base import Data, Store
+from ..store.buffers import Buffers
 
 PIECE = 8 * 2**20
+_FASTEST = 2.5e9  # bytes a second: more than anybody takes
 _LEAST_PART = 2**19  # bytes; less costs more in requests than it saves in time
 _JOIN_S = 0.5  # only for what cannot be broken off
 
@@ -35,7 +38,8 @@ class Range:
     """``length`` bytes of an object from ``start``, with the xxh3-128 they must have (``None``: not known).
 
     ``url`` is what messages call the object where the store keeps it elsewhere (``store.routed``). With ``parts`` it is asked for by up to
-    that many requests at the same time, where somebody waits for this range alone and connections are idle.
+    that many requests at the same time, where somebody waits for this range alone and connections are idle. ``following`` are ranges
+    that begin where the one before ends: a ``Fetcher`` asks for all of them with one request, and hands them out one by one.
     """
 
     key: str
@@ -45,12 +49,37 @@ class Range:
     if_match: str | None = None
     url: str | None = None
     parts: int = 1
+    following: tuple[Range, ...] = ()
+
+
+Errand = Callable[[], object]
+"""Something that what comes later needs, to be done beside the fetching. It keeps its errors to itself."""
 
 
 def fetch(store: Store, wanted: Range) -> Data:
     """The bytes of ``wanted``, checked. Raises ``CorruptShard`` when they differ from their digest twice, ``Conflict`` when the object
     was replaced (``if_match``), and the store's own errors."""
-    data = _get(store, wanted)
+    return _checked(store, wanted, _get(store, wanted))
+
+
+def fetch_joined(store: Store, wanted: Range) -> Iterator[Data]:
+    """The bytes of ``wanted`` and of those ``following`` it, out of one request, each checked like ``fetch`` does when it is taken.
+
+    Where the store says that it cannot be so (an object that is shorter, say), each is asked for alone, and is what it is.
+    """
+    ranges = (wanted, *wanted.following)
+    try:
+        whole = memoryview(store.get(wanted.key, wanted.start, sum(one.length for one in ranges), if_match=wanted.if_match))
+    except StoreError as error:
+        if error.transient:
+            raise
+        yield from (fetch(store, one) for one in ranges)
+        return
+    for one in ranges:
+        yield _checked(store, one, whole[one.start - wanted.start :][: one.length])
+
+
+def _checked(store: Store, wanted: Range, data: Data) -> Data:
     if wanted.digest is None:
         return data
     first = block_digest(data)
@@ -93,22 +122,24 @@ def fetch_object(store: Store, key: str, *, size: int | None = None, sha256: str
 class Fetcher:
     """Iterate over ``ranges`` and get their bytes in the same order, fetched ahead by ``threads`` daemon threads.
 
-    Bytes on their way or waiting to be taken stay within ``budget_bytes``; a single larger range is let through alone. ``ranges`` is
-    drawn lazily, in the threads, one draw at a time. An error is raised in its range's place, after everything before it was handed out;
-    then the iteration is over. A wait longer than ``stall_timeout_s`` raises ``StallTimeout`` with the object's name and what every
-    fetch thread is doing. Leaving the ``with`` block, or ``close()``, stops the threads; a read that one is in is broken off
-    where it can be (``store.abandon``), else the thread ends with it.
+    Bytes on their way or waiting to be taken stay within ``budget_bytes``; a single larger request is let through alone. With
+    ``least_bytes`` they may be as few as that, where answers are so quick that more would be of no use. ``ranges`` is drawn lazily, in
+    the threads, one draw at a time; an ``Errand`` among them is run by the thread that drew it. An error is raised in its range's place,
+    after everything before it was handed out; then the iteration is over. A wait longer than ``stall_timeout_s`` raises ``StallTimeout``
+    with the object's name and what every fetch thread is doing. Leaving the ``with`` block, or ``close()``, stops the threads; a read
+    that one is in is broken off where it can be (``store.abandon``), else the thread ends with it.
 
-    ``get`` is what reads one range: ``fetch``, or something in front of it such as a cache.
+    ``get`` is what reads a range without others behind it: ``fetch``, or something in front of it such as a cache.
     """
 
     def __init__(
         self,
         store: Store,
-        ranges: Iterable[Range],
+        ranges: Iterable[Range | Errand],
         *,
         threads: int = 4,
         budget_bytes: int = 16 * PIECE,
+        least_bytes: int | None = None,
         stall_timeout_s: float | None = None,
         get: Callable[[Store, Range], Data] = fetch,
         clock: Callable[[], float] = time.monotonic,
@@ -118,6 +149,8 @@ class Fetcher:
         self._store = store
         self._ranges = iter(ranges)
         self._budget = budget_bytes
+        self._least = budget_bytes if least_bytes is None else least_bytes
+        self._quickest_s = math.inf
         self._stall_timeout_s = stall_timeout_s
         self._get = get
         self._clock = clock
@@ -128,6 +161,7 @@ class Fetcher:
         self._exhausted = False
         self._closed = False
         self._caller = Caller()
+        self._buffers = Buffers()
         self._threads = [threading.Thread(target=self._run, name=f"stagekit-fetch-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -148,7 +182,7 @@ class Fetcher:
             if not self._slots:
                 raise StopIteration
             slot = self._slots.popleft()
-            self._held -= slot.length
+            self._held -= slot.frees
             self._changed.notify_all()
         if slot.error is not None:
             self.close()
@@ -196,8 +230,8 @@ class Fetcher:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _draw(self) -> tuple[_Slot, Range] | None:
-        """The next range and its place in the order, once the budget admits it. One thread at a time, so that places follow the draw."""
+    def _draw(self) -> tuple[list[_Slot], Range] | Errand | None:
+        """The next request and its places in the order, once the budget admits it. One thread at a time, so that places follow the draw."""
         with self._drawing:
             if self._exhausted or self._closed:
                 return None
@@ -214,41 +248,60 @@ class Fetcher:
                     self._exhausted = True
                     self._changed.notify_all()
                     return None
-                length = wanted.length
-                self._changed.wait_for(lambda: self._closed or not self._held or self._held + length <= self._budget)
+                if not isinstance(wanted, Range):
+                    return wanted
+                ranges = (wanted, *wanted.following)
+                length = sum(one.length for one in ranges)
+                self._changed.wait_for(lambda: self._closed or not self._held or self._held + length <= self._allowed)
                 if self._closed:
                     return None
-                slot = _Slot(f"{wanted.url or wanted.key} at offset {wanted.start}", length)
-                self._slots.append(slot)
+                slots = [_Slot(f"{one.url or one.key} at offset {one.start}") for one in ranges]
+                slots[-1].frees = length  # they are parts of one piece of memory
+                self._slots += slots
                 self._held += length
-                return slot, wanted
+                return slots, wanted
+
+    @property
+    def _allowed(self) -> int:
+        """The bytes that may be held now: as many as anybody could take while a few requests are answered, one after another. More memory
+        than that only costs time where the link is quick: the system clears it first, and it is too much for the processor's cache."""
+        return int(min(self._budget, max(self._least, 3 * self._quickest_s * _FASTEST)))
 
     def _run(self) -> None:
-        with self._caller.calling():
-            self._fetch_all()
+        with self._caller.calling(), self._buffers.lent():
+            while drawn := self._draw():
+                if not isinstance(drawn, tuple):
+                    drawn()
+                elif not self._fetch(*drawn):
+                    return
+                del drawn
 
-    def _fetch_all(self) -> None:
-        while drawn := self._draw():
-            slot, wanted = drawn
+    def _fetch(self, slots: list[_Slot], wanted: Range) -> bool:
+        """Fill ``slots``. False after an error."""
+        found = fetch_joined(self._store, wanted) if wanted.following else None
+        began = self._clock()
+        for slot in slots:
             try:
-                data = self._get(self._store, wanted)
+                data = self._get(self._store, wanted) if found is None else next(found)
             except BaseException as error:
                 with self._changed:
                     slot.error, slot.done = error, True
                     self._exhausted = True  # nothing behind an error is handed out, so nothing more is fetched
                     self._changed.notify_all()
-                return
+                return False
             with self._changed:
+                self._quickest_s = min(self._quickest_s, self._clock() - began)
                 slot.data, slot.done = data, True
                 self.bytes_fetched += len(data)
                 self._changed.notify_all()
-            del data, slot, drawn
+            del data
+        return True
 
 
 @dataclass(slots=True)
 class _Slot:
     what: str
-    length: int
+    frees: int = 0
     data: Data | None = None
     error: BaseException | None = None
     done: bool = False

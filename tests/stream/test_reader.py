@@ -113,6 +113,19 @@ class TestOrder:
         assert sum(len(group) for group in groups) == 29 - 4
         assert ran_ahead.is_set()
 
+    def test_in_source_order_neighbours_are_asked_for_together(self, store: FaultStore) -> None:
+        """Two at a time behind the first list, fewer towards the end, and never across shards. Each table is fetched once."""
+        dataset = Dataset(store)
+        began = len(store.calls)
+        reader = a_reader(dataset, shuffle=False, window=1, connections=2)
+        assert keys(reader) == list(range(60))
+        asked = [call for call in store.calls[began:] if call.key.endswith(".tar")]
+        assert max(call.length or 0 for call in asked) == 2 * BLOCK
+        assert len(asked) < len(dataset.block_samples) - 3
+        assert sum(call.length or 0 for call in asked) == dataset.nbytes - 3 * 1024
+        tables = [call.key for call in store.calls[began:] if call.key.endswith(".blocks")]
+        assert sorted(tables) == sorted(set(tables))
+
     def test_bytes_fetched_and_time_waited_are_counted(self, store: FaultStore) -> None:
         dataset = Dataset(store)
         reader = a_reader(dataset)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,58 @@ def test_a_range_in_parts_is_the_same_range(store: MemoryStore, parts: int, aske
     store.delete("large")
     with pytest.raises(NotFound):
         fetch(store, wanted)
+
+
+def joined(*lengths: int, digests: bytes = DATA) -> Range:
+    """Neighbouring ranges from the object's beginning, to be asked for together."""
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    first, *others = (Range("object", at, size, block_digest(digests[at : at + size])) for at, size in zip(starts, lengths, strict=True))
+    return replace(first, following=tuple(others))
+
+
+def test_neighbours_are_asked_for_together_and_checked_one_by_one(store: MemoryStore) -> None:
+    ran: list[str] = []
+    for bad in (0, 1):
+        faulty = Faulty(store, bad=bad)
+        with Fetcher(faulty, [joined(50, 70, 30), lambda: ran.append("errand"), Range("object", 150, 10)], threads=1) as fetcher:
+            assert [bytes(data) for data in fetcher] == [DATA[:50], DATA[50:120], DATA[120:150], DATA[150:160]]
+        # A flipped bit costs one request more, for the one of them that it is in.
+        assert faulty.gets == [(0, 150), *[(120, 30)] * bad, (150, 10)]
+    assert ran == ["errand"] * 2
+
+
+def test_damage_among_neighbours_is_named_in_its_place(store: MemoryStore) -> None:
+    damaged = DATA[:60] + b"?" + DATA[61:]
+    with Fetcher(store, [joined(50, 70, 30, digests=damaged)], threads=1) as fetcher:
+        assert bytes(next(fetcher)) == DATA[:50]
+        with pytest.raises(CorruptShard, match="object: 70 bytes at offset 50 should have xxh3-128"):
+            next(fetcher)
+    store.put("object", DATA[:100])  # one that was cut: what is there can be had
+    with Fetcher(store, [joined(50, 30, 70)], threads=1) as fetcher:
+        assert [bytes(next(fetcher)), bytes(next(fetcher))] == [DATA[:50], DATA[50:80]]
+        with pytest.raises(InvalidReply, match="object"):
+            next(fetcher)
+
+
+def test_memory_of_neighbours_counts_until_the_last_is_taken(store: MemoryStore) -> None:
+    gated = Gated(store)
+    gated.gate.set()
+    with Fetcher(gated, [joined(50, 50), Range("object", 100, 50)], threads=2, budget_bytes=140) as fetcher:
+        next(fetcher)
+        assert gated.started == 1
+        assert [bytes(data) for data in fetcher] == [DATA[50:100], DATA[100:150]]
+
+
+def test_where_answers_are_quick_less_is_fetched_ahead(store: MemoryStore) -> None:
+    """In a microsecond nobody takes more than some kilobytes, so the least is enough."""
+    ticks = itertools.count()
+    gated = Gated(store)
+    gated.gate.set()
+    ranges = [Range("object", i * 1000, 1000) for i in range(10)]
+    with Fetcher(gated, ranges, threads=1, budget_bytes=9000, least_bytes=2000, clock=lambda: next(ticks) * 1e-8) as fetcher:
+        for number, data in enumerate(fetcher):
+            assert len(data) == 1000
+            assert gated.started <= number + 1 + 2
 
 
 def test_a_replaced_object_is_a_conflict(store: MemoryStore) -> None:
