@@ -247,7 +247,7 @@ def test_leaving_breaks_off_the_reads_that_hang(open_wire: Callable[[str], Any],
         assert len(reading) == 2
         batches.close()
         for thread in reading:
-            thread.join(10)
+            thread.join(60)
         assert not any(thread.is_alive() for thread in reading)
         asked = len(wire.proxy.requests)
         wire.proxy.release()
