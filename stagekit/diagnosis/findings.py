@@ -27,6 +27,8 @@ _SMALL_SHM = 1 << 30
 _NO_SPACE, _LITTLE_SPACE = 1 << 30, 10 << 30
 _WHOLE_CLUSTER = 50e12
 _MOST_MOUNTS = 4
+_BROKEN = ("mismatch", "device handle", "is lost", "Unknown Error", "did not answer")
+"""What ``nvidia-smi`` says where there is a GPU and it cannot be used. What else it says comes on machines without one as well."""
 _KINDS = {"nvme": "NVMe", "ssd": "SSD", "disk": "a rotating or virtual disk", "memory": "memory", "network": "over the network"}
 
 
@@ -90,7 +92,12 @@ def _has_kernels(capability: tuple[int, int], kernels: Iterable[str]) -> bool:
 
 def _gpu_fact(machine: Machine) -> Fact:
     if not machine.gpus:
-        return Fact("gpu", "note", "none was found", values={"gpus": []})
+        if machine.gpu_trouble is None:
+            return Fact("gpu", "note", "none was found", values={"gpus": []})
+        broken = any(word in machine.gpu_trouble for word in _BROKEN)
+        mend = "repair the driver, or rent another server" if broken else "start the container with --gpus all, or install the driver"
+        text = f"none can be used: {machine.gpu_trouble}"
+        return Fact("gpu", "bad" if broken else "unknown", text, f"{mend}, if there should be a GPU here", {"gpus": []})
     kinds: dict[Gpu, int] = {}
     for gpu in machine.gpus:
         kinds[gpu] = kinds.get(gpu, 0) + 1
@@ -107,6 +114,9 @@ def _gpu_fact(machine: Machine) -> Fact:
             words.append(f"driver {gpu.driver}")
         parts.append(", ".join(words))
     values = {"gpus": [{"name": gpu.name, "capability": gpu.capability, "bytes": gpu.bytes} for gpu in machine.gpus]}
+    if machine.gpu_trouble is not None:
+        text = f"{'; '.join(parts)}; and {machine.gpu_trouble}"
+        return Fact("gpu", "bad", text, "rent another server, or reset the GPU that does not answer: training may hang on it", values)
     return Fact("gpu", "note" if advice else "ok", "; ".join(parts), advice, values)
 
 

@@ -37,7 +37,9 @@ told["gpus"] = [
 print(json.dumps(told))
 """
 _BF16_FROM = (8, 0)
-_SMI = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader,nounits")
+_FIELDS = ("name", "compute_cap", "memory.total", "driver_version")
+_NO_SUCH_FIELD = "is not a valid field to query"
+_NO_GPU = "No devices were found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,14 @@ class Machine:
     open_files: int
     shm_bytes: int | None
     engines: Mapping[str, str | None] = field(default_factory=dict)
+    gpu_trouble: str | None = None
+    """What the driver's program says instead of telling a GPU."""
 
 
 def look_at_machine(*, torch_s: float = TORCH_S) -> Machine:
     """This machine. Programs are asked for seconds at most; what does not answer is left out, or told as trouble."""
     torch = _torch(torch_s)
+    gpus, gpu_trouble = driver_gpus()
     return Machine(
         stagekit=__version__,
         python=platform.python_version(),
@@ -93,24 +98,48 @@ def look_at_machine(*, torch_s: float = TORCH_S) -> Machine:
         cores=_cores(),
         ram_bytes=ram_bytes(),
         torch=torch,
-        gpus=_driver_gpus() or (torch.gpus if torch is not None else ()),
+        gpus=gpus or (torch.gpus if torch is not None else ()),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         shm_bytes=_size(Path("/dev/shm")),
         engines=_engines(),
+        gpu_trouble=gpu_trouble,
     )
 
 
 def look_at_gpus(*, torch_s: float = TORCH_S) -> tuple[Gpu, ...]:
     """The GPUs of this machine. PyTorch is asked where the driver's program tells none."""
-    gpus = _driver_gpus()
+    gpus, _ = driver_gpus()
     if gpus:
         return gpus
     torch = _torch(torch_s)
     return torch.gpus if torch is not None else ()
 
 
-def _driver_gpus() -> tuple[Gpu, ...]:
-    return _smi(_ask(_SMI, TOOL_S))
+def driver_gpus(program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs that the driver's program tells, and what it says of trouble. Neither where there is no such program."""
+
+    def ask(*fields: str) -> str:
+        try:
+            told = subprocess.run(
+                (program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TOOL_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired:
+            return f"{program} did not answer within {TOOL_S:.0f} s"
+        except OSError:
+            return ""
+        return f"{told.stdout}\n{told.stderr}"  # its complaints are on either, and its exit code may be 0
+
+    text = ask(*_FIELDS)
+    if _NO_SUCH_FIELD not in text:
+        return read_smi(text)
+    # Drivers before 495 know no compute capability.
+    return read_smi(ask(*(name for name in _FIELDS if name != "compute_cap")), capability=False)
 
 
 def _torch(timeout_s: float) -> Torch | None:
@@ -138,16 +167,21 @@ def _torch(timeout_s: float) -> Torch | None:
     return Torch(values["version"], values["cuda"], values["available"], tuple(values["kernels"]), gpus)
 
 
-def _smi(text: str | None) -> tuple[Gpu, ...]:
-    gpus = []
-    for line in (text or "").splitlines():
+def read_smi(text: str, *, capability: bool = True) -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs in what ``nvidia-smi`` printed, and its first line that is none. What it cannot tell of a GPU stands in brackets there."""
+    gpus, trouble = [], None
+    for line in filter(None, map(str.strip, text.splitlines())):
         fields = [one.strip() for one in line.split(",")]
-        if len(fields) != 4:
+        if not capability:
+            fields.insert(1, "")
+        if len(fields) != len(_FIELDS):
+            trouble = trouble or (None if line.startswith(_NO_GPU) else line[:200])
             continue
-        capability = re.fullmatch(r"(\d+)\.(\d+)", fields[1])
+        known = re.fullmatch(r"(\d+)\.(\d+)", fields[1])
         size = int(fields[2]) << 20 if fields[2].isdigit() else None
-        gpus.append(Gpu(fields[0], (int(capability[1]), int(capability[2])) if capability else None, size, fields[3]))
-    return tuple(gpus)
+        driver = None if fields[3].startswith("[") else fields[3]
+        gpus.append(Gpu(fields[0], (int(known[1]), int(known[2])) if known else None, size, driver))
+    return tuple(gpus), trouble
 
 
 def _cores() -> float:

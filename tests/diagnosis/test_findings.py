@@ -9,7 +9,7 @@ import pytest
 
 from stagekit.diagnosis.disks import Disk
 from stagekit.diagnosis.findings import disk_fact, generation, machine_facts, mounts_fact
-from stagekit.diagnosis.machine import Gpu, Machine, Torch, _smi
+from stagekit.diagnosis.machine import Gpu, Machine, Torch, driver_gpus, read_smi
 from stagekit.facts import Fact
 from stagekit.mounts import Judgement, Mount
 
@@ -74,10 +74,74 @@ def test_what_stands_in_the_way_is_told(change: dict[str, object], name: str, st
     assert words is None or words in str(fact.advice)
 
 
-def test_nvidia_smi_is_read_line_by_line() -> None:
-    text = "NVIDIA H200, 9.0, 143771, 570.86.15\nNVIDIA A100, [N/A], [N/A], 570.86.15\nno line of its\n"
-    assert _smi(text) == (Gpu("NVIDIA H200", (9, 0), 143771 << 20, "570.86.15"), Gpu("NVIDIA A100", None, None, "570.86.15"))
-    assert _smi(None) == ()
+# What nvidia-smi prints, as people have reported it: MIG and unified memory leave fields out, containers forbid some of them.
+_MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.133\n"
+_NO_DRIVER = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed "
+    "and running.\n"
+)
+_LOST = "Unable to determine the device handle for GPU3: 0000:5F:00.0: Unknown Error"
+
+
+@pytest.mark.parametrize(
+    ("printed", "gpus", "state", "words"),
+    [
+        (
+            "NVIDIA H200, 9.0, 143771, 570.86.15\nNVIDIA H200, 9.0, 143771, 570.86.15\n",
+            (Gpu("NVIDIA H200", (9, 0), 143771 << 20, "570.86.15"),) * 2,
+            "ok",
+            "2 × NVIDIA H200, Hopper (9.0), bf16 yes, 151 GB each, driver 570.86.15",
+        ),
+        (
+            "NVIDIA A100-SXM4-80GB MIG 1g.10gb, 8.0, [Insufficient Permissions], 535.129.03\n",
+            (Gpu("NVIDIA A100-SXM4-80GB MIG 1g.10gb", (8, 0), None, "535.129.03"),),
+            "ok",
+            "1 × NVIDIA A100-SXM4-80GB MIG 1g.10gb, Ampere (8.0), bf16 yes, driver 535.129.03",
+        ),
+        (
+            "NVIDIA GB10, 12.1, [N/A], 580.159.03\n",
+            (Gpu("NVIDIA GB10", (12, 1), None, "580.159.03"),),
+            "ok",
+            "1 × NVIDIA GB10, Blackwell (12.1), bf16 yes, driver 580.159.03",
+        ),
+        ("Orin (nvgpu), [N/A], [N/A], 540.5.0\n", (Gpu("Orin (nvgpu)", None, None, "540.5.0"),), "ok", "1 × Orin (nvgpu), driver 540.5.0"),
+        ("Tesla K80, [Not Supported], 11441, [N/A]\n", (Gpu("Tesla K80", None, 11441 << 20),), "ok", "1 × Tesla K80, 12.0 GB"),
+        ("No devices were found\n", (), "note", "none was found"),
+        ("", (), "note", "none was found"),
+        (_NO_DRIVER, (), "unknown", "none can be used: NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make"),
+        (_MISMATCH, (), "bad", "none can be used: Failed to initialize NVML: Driver/library version mismatch"),
+        (f"{_LOST}\n", (), "bad", f"none can be used: {_LOST}"),
+        (
+            f"{_LOST}\nNVIDIA GeForce RTX 3080, 8.6, 10240, 550.54.14\n",
+            (Gpu("NVIDIA GeForce RTX 3080", (8, 6), 10240 << 20, "550.54.14"),),
+            "bad",
+            f"1 × NVIDIA GeForce RTX 3080, Ampere (8.6), bf16 yes, 10.7 GB, driver 550.54.14; and {_LOST}",
+        ),
+    ],
+)
+def test_what_nvidia_smi_prints_is_read_and_what_it_complains_of_is_told(
+    printed: str, gpus: tuple[Gpu, ...], state: str, words: str
+) -> None:
+    found, trouble = read_smi(printed)
+    assert found == gpus
+    fact = facts(replace(MACHINE, gpus=found, gpu_trouble=trouble))["gpu"]
+    assert fact.state == state
+    assert fact.text.startswith(words)
+    assert (fact.advice is not None) == (trouble is not None)
+
+
+def test_an_old_driver_is_asked_again_without_what_it_does_not_know(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in *compute_cap*) echo \'Field "compute_cap" is not a valid field to query.\'; exit 2;; esac\n'
+        "echo Tesla V100-SXM2-16GB, 16160, 470.182.03\n"
+    )
+    program.chmod(0o755)
+    assert driver_gpus(str(program)) == ((Gpu("Tesla V100-SXM2-16GB", None, 16160 << 20, "470.182.03"),), None)
+    assert driver_gpus(str(tmp_path / "nothing")) == ((), None)
+    program.write_text(f"#!/bin/sh\necho '{_LOST}' >&2; exit 15\n")
+    assert driver_gpus(str(program)) == ((), _LOST)
 
 
 def mount(type_: str, source: str = "source") -> Mount:
