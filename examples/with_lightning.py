@@ -44,9 +44,6 @@ class Classifier(LightningModule):
         self.log("loss", loss, on_step=False, on_epoch=True, batch_size=BATCH)
         return loss
 
-    def on_train_epoch_start(self):
-        loader.load_state_dict(beginning | {"epoch": self.current_epoch})  # Lightning tells it only in the middle of one
-
     def on_train_epoch_end(self):
         print(f"epoch {self.current_epoch + 1}  loss {self.trainer.callback_metrics['loss']:.4f}", flush=True)
 
@@ -57,7 +54,6 @@ class Classifier(LightningModule):
 
 seed_everything(0)
 loader = StreamLoader(f"{DATA}/train", BATCH, transform=small)
-beginning = loader.state_dict()
 io = StagekitCheckpointIO(RUN, keep_last=2)
 saver = ModelCheckpoint(dirpath="out", save_top_k=1, save_on_train_epoch_end=True)
 trainer = Trainer(max_epochs=EPOCHS, plugins=[io], callbacks=[saver], logger=False, enable_progress_bar=False)

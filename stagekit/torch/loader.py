@@ -169,6 +169,24 @@ class StreamLoader:
         """The epoch that is being read, or that the next iteration will read."""
         return self._position.epoch
 
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration read ``epoch`` from its beginning. Where the position is inside that epoch already, it stays.
+
+        Nobody needs to call this: epochs follow each other. Lightning and the ``Trainer`` of transformers do, since they count epochs
+        themselves, and go on with the right one although they restore no loader between two epochs.
+        """
+        if epoch < 0:
+            raise UsageError(f"epoch: {epoch} is below 0")
+        if epoch != self._position.epoch:
+            self._position = Position(epoch)
+            self._resumed = True
+            self._iteration = None
+
+    @property
+    def sampler(self) -> StreamLoader:
+        """Where Lightning looks for ``set_epoch``."""
+        return self
+
     def __len__(self) -> int:
         """Batches of the current epoch, from its beginning: those that were taken before a resume and those that are left.
 

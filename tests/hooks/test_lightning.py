@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 
 from stagekit.errors import CheckpointError, Denied, UploadFailed, UsageError
 from stagekit.hooks.lightning import StagekitCheckpointIO
@@ -20,7 +23,9 @@ from stagekit.runs.heartbeat import last_heartbeat
 from stagekit.runs.run import Run
 from stagekit.store.directory import DirectoryStore
 from stagekit.testing.faults import FaultStore
+from stagekit.torch import StreamLoader
 
+from ..made import make_dataset
 from .machines import group
 from .toolkit import BATCHES, EPOCHS, Stop, lightning
 
@@ -224,3 +229,39 @@ def test_the_package_under_its_other_name_takes_it_too(make_run: Callable[..., R
 
     assert "lightning_fabric.plugins" in sys.modules
     assert isinstance(StagekitCheckpointIO(make_run()), lightning_fabric.plugins.CheckpointIO)
+
+
+@pytest.mark.parametrize("every", [5, 6], ids=["in an epoch", "with its last batch"])
+def test_a_stream_loader_goes_on_with_the_epochs_that_lightning_counts(tmp_path: Path, every: int) -> None:
+    url = str(tmp_path / "data")
+    make_dataset(DirectoryStore(tmp_path / "data"))
+
+    def train(out: Path, epochs: int, ckpt_path: str | None = None, **saving: Any) -> list[tuple[int, list[str]]]:
+        seen: list[tuple[int, list[str]]] = []
+
+        class Module(LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(1, 1)
+
+            def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
+                seen.append((self.current_epoch, list(batch["__key__"])))
+                return self.layer(torch.ones(len(batch["__key__"]), 1)).mean()
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        saver = ModelCheckpoint(dirpath=out, **saving)
+        trainer = Trainer(max_epochs=epochs, callbacks=[saver], accelerator="cpu", logger=False, enable_progress_bar=False)
+        trainer.fit(Module(), StreamLoader(url, 4), ckpt_path=ckpt_path)
+        return seen
+
+    straight = train(tmp_path / "straight", 4)
+    assert len(straight) == 4 * 6
+    saving = {"every_n_train_steps": every, "save_top_k": -1}
+    begun = train(tmp_path / "one", 2, **saving)
+    [newest] = (tmp_path / "one").glob(f"*step={12 // every * every}.ckpt")
+    assert begun[: 12 // every * every] + train(tmp_path / "two", 4, str(newest), **saving) == straight
+    train(tmp_path / "three", 1)
+    [at_the_end] = (tmp_path / "three").glob("*.ckpt")
+    assert train(tmp_path / "four", 4, str(at_the_end)) == straight[6:]
