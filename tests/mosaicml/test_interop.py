@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # what the package leaves open
 ]
 
-COUNT = 200
+COUNT = 100
 KEYS = [f"{number:04d}" for number in range(COUNT)]
 
 
 @pytest.fixture(scope="module")
 def mds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set made by ``shard --format mds``, in a directory: some twenty shards."""
+    """A data set made by ``shard --format mds``, in a directory: some ten shards."""
     root = tmp_path_factory.mktemp("interop")
     (root / "raw").mkdir()
     rng = random.Random(0)
@@ -131,9 +131,7 @@ def test_what_mosaicml_wrote_and_several_streams(rclone_server: S3Server, config
         stagekit.interop.mosaicml(streams, tmp_path, store=config)
 
 
-def test_damage_heals_or_is_told(
-    mds: Path, rclone_server: S3Server, config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_heals_or_is_told(mds: Path, rclone_server: S3Server, config: StoreConfig, tmp_path: Path) -> None:
     url = sent(mds, rclone_server, config)
     entry = json.loads((mds / "index.json").read_text())["shards"][3]["raw_data"]
     with FaultProxy(rclone_server.endpoint_url) as proxy:
@@ -193,53 +191,71 @@ def test_where_it_is_kept(mds: Path, rclone_server: S3Server, config: StoreConfi
     assert (in_place.streams[0].local, in_place.streams[0].remote) == (str(mds), None)
 
 
-# Makes a dataset in the local directory, says so, and reads on when it is told to.
+# Makes a dataset in the local directory, says so, and reads when it is told to.
 _RUN = """
-import sys, stagekit.interop
-url, local = sys.argv[1:]
-dataset = stagekit.interop.mosaicml(url, local, batch_size=4)
-print("made", dataset._shm_prefix_int, flush=True)
+import json, sys, stagekit.interop
+from streaming import StreamingDataLoader
+dataset = stagekit.interop.mosaicml(*sys.argv[1:], batch_size=5, shuffle=True)
+print(f"{dataset._shm_prefix_int:06}", flush=True)
 sys.stdin.readline()
-print(sum(1 for _ in dataset), flush=True)
+print(json.dumps([key for batch in StreamingDataLoader(dataset, batch_size=5, num_workers=2) for key in batch["__key__"]]))
 """
 
 
-@contextmanager
-def running(url: str, local: Path, environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A run in a session of its own, so that its helpers are killed with it, and the number of its dataset in shared memory."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _RUN, url, str(local)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            word, number = process.stdout.readline().split()
-            assert word == "made"
-            yield process, f"{int(number):06}"
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+class Process:
+    """A process of a run, in a session of its own, so that its helpers are killed with it."""
+
+    def __init__(self, url: str, local: Path, environment: dict[str, str]) -> None:
+        argv = [sys.executable, "-W", "ignore", "-c", _RUN, url, str(local)]
+        pipe = subprocess.PIPE
+        self.running = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True)
+
+    def number(self) -> str:
+        """That of its dataset in shared memory, once it is made."""
+        assert self.running.stdout is not None
+        line = self.running.stdout.readline()
+        assert line, self.running.communicate()[1]
+        return line.strip()
+
+    def go_on(self) -> None:
+        assert self.running.stdin is not None
+        self.running.stdin.write("\n")
+        self.running.stdin.flush()
+
+    def read(self) -> list[str]:
+        out, err = self.running.communicate(timeout=240)
+        assert self.running.returncode == 0, err
+        keys: list[str] = json.loads(out)
+        return keys
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.running.pid, signal.SIGKILL)
+        self.running.communicate()
 
 
-def test_a_killed_run_does_not_stop_the_next_one(
-    mds: Path, rclone_server: S3Server, config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_killed_run_does_not_stop_the_next_one_and_two_ranks_that_live_read_on(
+    mds: Path, rclone_server: S3Server, config: StoreConfig, tmp_path: Path
 ) -> None:
     url = sent(mds, rclone_server, config)
-    environment = {
+    alone = {
         **os.environ,
         "AWS_ENDPOINT_URL": rclone_server.endpoint_url,
         "AWS_ACCESS_KEY_ID": rclone_server.access_key,
         "AWS_SECRET_ACCESS_KEY": rclone_server.secret_key,
+        "OMP_NUM_THREADS": "1",
     }
-    with running(url, tmp_path / "alive", environment) as (alive, living):
-        with running(url, tmp_path / "killed", environment) as (_, dead):
-            pass
-        left = SHARED_MEMORY / f"{dead}_locals"
-        assert str(tmp_path / "killed").encode() in left.read_bytes()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo"}
+    group |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [Process(url, tmp_path / "alive", {**alone, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    killed = Process(url, tmp_path / "killed", alone)
+    try:
+        [living] = {rank.number() for rank in ranks}
+        dead = killed.number()
+        killed.kill()
+        assert str(tmp_path / "killed").encode() in (SHARED_MEMORY / f"{dead}_locals").read_bytes()
         with pytest.raises(ValueError, match="Reused local directory"):  # what MosaicML's package makes of it by itself
             StreamingDataset(remote=url, local=str(tmp_path / "killed"), batch_size=4)
         (tmp_path / "killed" / ".shard.00000.mds.1-2.part").write_bytes(b"half")
@@ -249,49 +265,11 @@ def test_a_killed_run_does_not_stop_the_next_one(
         assert sorted(sample["__key__"] for sample in dataset) == KEYS
         assert not list((tmp_path / "killed").glob(".*")), "what it was downloading is gone, too"
         assert (SHARED_MEMORY / f"{living}_locals").exists()
-        assert alive.stdin is not None
-        assert alive.stdout is not None
-        alive.stdin.write("\n")
-        alive.stdin.flush()
-        assert alive.stdout.readline() == f"{COUNT}\n", "a run that lives reads on"
-
-
-_RANK = """
-import json, sys, stagekit.interop
-from streaming import StreamingDataLoader
-url, local = sys.argv[1:]
-dataset = stagekit.interop.mosaicml(url, local, batch_size=5, shuffle=True)
-print(json.dumps([key for batch in StreamingDataLoader(dataset, batch_size=5, num_workers=2) for key in batch["__key__"]]))
-"""
-
-
-def test_two_ranks_read_each_sample_once(mds: Path, rclone_server: S3Server, config: StoreConfig, tmp_path: Path) -> None:
-    url = sent(mds, rclone_server, config)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = []
-    for rank in range(2):
-        environment = {
-            **os.environ,
-            "AWS_ENDPOINT_URL": rclone_server.endpoint_url,
-            "AWS_ACCESS_KEY_ID": rclone_server.access_key,
-            "AWS_SECRET_ACCESS_KEY": rclone_server.secret_key,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-        }
-        argv = [sys.executable, "-W", "ignore", "-c", _RANK, url, str(tmp_path / "local")]
-        ranks.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment))
-    read = []
-    for process in ranks:
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, err.decode()
-        read.append(json.loads(out))
-    assert [len(one) for one in read] == [100, 100]
-    assert sorted(read[0] + read[1]) == KEYS
+        for rank in ranks:
+            rank.go_on()  # all of them: their workers wait for each other
+        read = [rank.read() for rank in ranks]
+        assert [len(one) for one in read] == [COUNT // 2] * 2
+        assert sorted(read[0] + read[1]) == KEYS
+    finally:
+        for process in (*ranks, killed):
+            process.kill()

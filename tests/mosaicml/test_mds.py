@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from streaming import StreamingDataset
-from streaming.base.util import clean_stale_shared_memory
 
 import stagekit
 from stagekit.config import StoreConfig
@@ -63,13 +62,8 @@ def expected(root: Path) -> list[dict[str, Any]]:
 
 def read(**where: Any) -> list[dict[str, Any]]:
     """Every sample, in order, as the package itself reads them, with the files' hashes compared."""
-    clean_stale_shared_memory()
     dataset = StreamingDataset(**where, batch_size=1, shuffle=False, validate_hash="sha256")
-    try:
-        return [dataset[number] for number in range(dataset.num_samples)]
-    finally:
-        del dataset
-        clean_stale_shared_memory()
+    return [dataset[number] for number in range(dataset.num_samples)]
 
 
 def tree(root: Path) -> dict[str, bytes]:
