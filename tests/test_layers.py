@@ -87,7 +87,7 @@ ROOMS = {
     "s3fs": ("store",),
     "aiobotocore": (),
     "webdataset": ("interop",),
-    "transformers": ("hooks.transformers",),
+    "transformers": ("hooks.transformers", "hooks.trainer_data"),
     "peft": (),
     "lightning": ("hooks.lightning",),
     "lightning_fabric": (),

@@ -37,6 +37,8 @@ try:
 except ImportError as missing:
     raise MissingExtra.of("transformers", "transformers", "stagekit.hooks.transformers") from missing
 
+from .trainer_data import go_on_in
+
 EXPORTED = "exported"  # where models that were saved outside of a checkpoint go
 
 RESTORED = "restored"  # where a checkpoint goes whose own name is taken by something else
@@ -175,6 +177,7 @@ class StagekitCallback(TrainerCallback):
         if state.is_hyper_param_search:
             raise UsageError("StagekitCallback: one run holds one training; a hyperparameter search makes many. Give each trial a run")
         self._attach(args, kwargs.get("model"))
+        go_on_in(kwargs.get("train_dataloader"), global_step=state.global_step, accumulation=args.gradient_accumulation_steps)
         if not state.is_world_process_zero or self._output is None:
             return
         self._expected = expected_by(args)

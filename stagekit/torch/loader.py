@@ -182,6 +182,18 @@ class StreamLoader:
             self._resumed = True
             self._iteration = None
 
+    def skip_batches(self, batches: int) -> None:
+        """Go on behind so many further batches of the current epoch, as if they had been taken. Nothing is read for it.
+
+        Raises ``UsageError`` for more than are left.
+        """
+        if not 0 <= batches <= self.batches_left:
+            raise UsageError(f"batches: {batches} cannot be skipped; {self.batches_left} are left in epoch {self.epoch}")
+        shares, per_share, _ = self._cut()
+        self._position = self._position.advanced(shares, per_share, batches)
+        self._resumed = True
+        self._iteration = None
+
     @property
     def sampler(self) -> StreamLoader:
         """Where Lightning looks for ``set_epoch``."""

@@ -26,7 +26,9 @@ from stagekit.saves.adapter import content_revision
 from stagekit.saves.trainer import Expected
 from stagekit.store.directory import DirectoryStore
 from stagekit.testing.faults import FaultStore
+from stagekit.torch import StreamLoader
 
+from ..made import make_dataset
 from .hf import EPOCHS, Lines, Stop, StopAt, arguments, losses, tiny, with_adapter
 from .machines import group, machine
 
@@ -89,6 +91,44 @@ def test_every_epoch_is_in_the_bucket_and_another_machine_goes_on_with_the_same_
         "trainer_state.json",
         "training_args.bin",
     }
+
+
+def test_a_stream_loader_goes_on_inside_an_epoch(make_run: Callable[..., Run], store: FaultStore, tmp_path: Path) -> None:
+    make_dataset(DirectoryStore(tmp_path / "data"), 20, shards=(12, 8))
+    seen: list[list[str]] = []
+
+    def line(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**Lines()[int(sample["__key__"])], "key": sample["__key__"]}
+
+    class Streaming(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return StreamLoader(str(tmp_path / "data"), self.args.per_device_train_batch_size, transform=line)
+
+        def training_step(self, model: Any, inputs: dict[str, Any], *others: Any, **named: Any) -> Any:
+            seen.append(list(inputs.pop("key")))
+            return super().training_step(model, inputs, *others, **named)
+
+    def train(out: Path, seed: int, **given: Any) -> dict[int, float]:
+        steps = {"save_strategy": "steps", "save_steps": 1, "gradient_accumulation_steps": 2, "remove_unused_columns": False}
+        trainer = Streaming(tiny(seed), arguments(out, **steps), **given)
+        callback = next((one for one in given.get("callbacks", []) if isinstance(one, StagekitCallback)), None)
+        trainer.train(resume_from_checkpoint=callback.resume_dir() if callback is not None else None)
+        return losses(trainer)
+
+    undisturbed = train(tmp_path / "straight", 0)
+    whole = list(seen)
+    assert len(whole) == EPOCHS * 5, "three updates an epoch, the last one of a single batch"
+    seen.clear()
+    run = make_run()
+    with pytest.raises(Stop):
+        train(tmp_path / "one", 0, callbacks=[StagekitCallback(run), StopAt(5)])
+    run.close()
+    assert steps(store)[0] == 4, "the first update of the second epoch"
+    assert seen == whole[:9]
+    seen.clear()
+    with make_run() as second:
+        assert train(tmp_path / "two", 3, callbacks=[StagekitCallback(second)]) == undisturbed
+    assert seen == whole[7:], "from the second update on, and the batches before it were not fetched"
 
 
 def test_another_process_with_nothing_but_the_url_goes_on(straight: dict[int, float], tmp_path: Path) -> None:
