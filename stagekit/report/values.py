@@ -252,6 +252,8 @@ class RunInfo:
         if len(self.traffic) > 1:
             total = sum(self.traffic.values(), Usage())
             yield f"together, of {counted(self.trainings, 'training')} that finished: {total}{price_text(total, self.price_per_gb)}"
+        if self.traffic:
+            yield "is at least that: not counted are programs that a training starts, and trainings killed with their machine"
 
     @property
     def record(self) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class Run:
         self._pulse: Pulse | None = None
         self._working: Path | None = None
         self._closed = False
-        self._traffic = traffic.Traffic()
+        self._traffic = traffic.Traffic(self.url)
         self._looked = False
         self._misplaced: UsageError | None = None
         self._home_told = False
@@ -428,7 +428,7 @@ class Run:
             uploader.stop()
             if uploader.held is not None and uploader.status().synced:
                 with suppress(StagekitError):  # the next writer is warned without need, no more
-                    lease.close(self._store, uploader.held, traffic.to_bytes(self._traffic.so_far()))
+                    lease.close(self._store, uploader.held, traffic.to_bytes(self._traffic.collected()))
             spool.close()
         if (error := self._misplaced or uploader.unsynced()) is not None:
             raise error

@@ -33,7 +33,7 @@ from .extras import ExpiryRule
 from .s3_client import Client, client_for, drop
 from .s3_errors import VENDOR_ERRORS, bare, error_code, status_of, translate
 from .s3_obstore import RANGES, fast_reads
-from .usage import Usage, counting, meter_of
+from .usage import Usage, count_at, counting, meter_of
 
 _PIECE_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -362,7 +362,7 @@ class S3Store:
             finished = read + size == answer["ContentLength"]
             return data
         finally:
-            self._meter.add(Usage(received_bytes=reader.total))
+            count_at(self._meter, Usage(received_bytes=reader.total))
             if not finished:
                 body.close()  # bytes that nobody reads are left in it, so the connection cannot be used again
 

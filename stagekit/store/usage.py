@@ -1,14 +1,15 @@
 """What was asked of object storage by this process: requests, and bytes in both directions, counted where they are sent.
 
-Counts are kept by place: a store counts for its location, and whoever wants to know asks for all that lies at or below one. What another
-program moves (s5cmd, rclone, s3fs) is not counted here.
+Counts are kept by place: a store counts for its location, and whoever wants to know asks for all that lies at or below one. What s5cmd and
+rclone moved for us is counted by what is known of it, one request and the object's size: it was at least that. s3fs is not counted.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -65,6 +66,7 @@ class Meter:
 
 
 _meters: dict[Location, Meter] = {}
+_followers: list[weakref.WeakMethod[Callable[[], None]]] = []
 _lock = threading.Lock()
 _here = threading.local()
 
@@ -77,6 +79,16 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def follow(told: Callable[[], None]) -> None:
+    """Call the method ``told`` after each count of this process, as long as its object lives, and of those that it forks."""
+    _followers[:] = [*(one for one in _followers if one() is not None), weakref.WeakMethod(told)]
+
+
+def follow_no_more() -> None:
+    """Forget all that follow: in a forked child they are the parent's."""
+    _followers.clear()
 
 
 def meter_of(location: Location) -> Meter:
@@ -119,4 +131,12 @@ def count(more: Usage) -> None:
     """Add to the meter that this thread counts with, if any."""
     meter: Meter | None = getattr(_here, "meter", None)
     if meter is not None:
-        meter.add(more)
+        count_at(meter, more)
+
+
+def count_at(meter: Meter, more: Usage) -> None:
+    """Add to ``meter``, and tell those that follow."""
+    meter.add(more)
+    for follower in _followers:
+        if (told := follower()) is not None:
+            told()

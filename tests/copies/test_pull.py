@@ -30,6 +30,7 @@ from stagekit.store import open_store
 from stagekit.store.base import Data, ObjectInfo
 from stagekit.store.memory import MemoryStore
 from stagekit.store.paced import PacedStore
+from stagekit.store.usage import usage_below
 from stagekit.testing.faults import FaultStore
 from stagekit.testing.proxy import FaultProxy, Stall
 from stagekit.transfer import names
@@ -89,7 +90,11 @@ def test_every_engine_brings_prefixes_data_sets_and_checkpoints_from_every_serve
     make_checkpoint(run, 7, {"model.pt": b"m" * 3_000_000, "sub dir/ü.txt": b"u"})
     for engine in ENGINES:
         events: list[Event] = []
+        before = usage_below(any_s3.url)
         pulled = pull(f"{any_s3.url}/model", tmp_path / engine / "m", engine=engine, store=any_s3.config, on_event=events.append)
+        counted = usage_below(any_s3.url) - before
+        assert counted.requests >= len(OBJECTS), engine
+        assert counted.received_bytes >= pulled.fetched_bytes == sum(map(len, OBJECTS.values())), engine
         assert contents(tmp_path / engine / "m") == OBJECTS, engine
         assert (pulled.kind, pulled.engine, pulled.files, pulled.unproven) == ("objects", engine, 6, 0)
         assert texts(events) == [], engine  # what the engine claimed was true, and nothing was left over
@@ -273,6 +278,7 @@ _KILLED = """
 import sys
 from stagekit.copies.pull import pull
 from stagekit.store.memory import MemoryStore
+from stagekit.store.usage import usage_below
 from stagekit.cli import main
 from stagekit.config import StoreConfig
 from stagekit.copies.copy import copy

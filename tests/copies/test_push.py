@@ -35,6 +35,7 @@ from stagekit.progress import Event, Message
 from stagekit.store import open_store
 from stagekit.store.base import Children, Data, ObjectInfo
 from stagekit.store.memory import MemoryStore
+from stagekit.store.usage import usage_below
 from stagekit.testing.faults import FaultStore
 from stagekit.transfer.bulk import s5cmd
 from stagekit.transfer.bulk.choice import EngineName
@@ -87,7 +88,9 @@ def test_every_engine_sends_a_folder_to_every_server_and_a_repeated_push_sends_n
     for engine in ENGINES:
         events: list[Event] = []
         url = f"{any_s3.url}/{engine}/out"
+        before = usage_below(url)
         pushed = push(folder, url, engine=engine, store=any_s3.config, on_event=events.append)
+        assert (usage_below(url) - before).sent_bytes >= pushed.sent_bytes, engine
         assert objects(url, any_s3.config) == FILES, engine
         assert (pushed.files, pushed.sent_bytes, pushed.engine) == (5, pushed.bytes, engine)
         assert texts(events) == [], engine

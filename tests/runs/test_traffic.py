@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +70,48 @@ def test_a_run_records_what_it_and_its_data_cost(
     both, trainings = traffic.recorded(open_store(url, plain))
     assert trainings == 2
     assert recorded.requests < both[url].requests < 3 * recorded.requests
+
+
+_KILLED = """
+import os, sys
+from stagekit.config import StoreConfig
+from stagekit.runs.traffic import Traffic
+from stagekit.store import open_store
+traffic = Traffic(sys.argv[1], every_s=0)
+store = open_store(sys.argv[1], StoreConfig(endpoint_url=sys.argv[2]))
+store.head("data")
+if child := os.fork():  # as a worker of a DataLoader
+    os.waitpid(child, 0)
+    print("counted", flush=True)
+    sys.stdin.read()
+else:
+    store.get("data")
+    store.get("data")
+os._exit(9)
+"""
+
+
+def test_what_a_killed_training_and_its_workers_asked_is_taken_in_by_the_next_one_once(
+    moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig], isolated: Path
+) -> None:
+    url = f"s3://{moto_server.create_bucket()}/run"
+    config = credentials_for(moto_server)
+    open_store(url, config).put("data", bytes(5000))
+    command = [sys.executable, "-c", _KILLED, url, str(config.endpoint_url)]
+    keys = {"AWS_ACCESS_KEY_ID": moto_server.access_key, "AWS_SECRET_ACCESS_KEY": moto_server.secret_key}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **keys}) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"counted\n"
+        mine, other = traffic.Traffic(url), traffic.Traffic(url)
+        open_store(url, config).head("data")
+        # The training still lives; its worker does not.
+        assert mine.collected() == {url: Usage(3, 0, 10_000)}
+        killed.communicate(b"")
+    later = traffic.Traffic(url)
+    assert later.collected() == {url: Usage(1, 0, 0)}
+    assert traffic.Traffic(url).collected() == {}
+    assert other.collected() == {url: Usage(1, 0, 0)}
+    assert list((isolated / "stagekit" / "traffic").iterdir()) == []
 
 
 def _checkpoint(directory: Path) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ...parallel import each
 from ...progress import Message, Subscriber
 from ...store.base import Store
+from ...store.usage import Usage, count_at, meter_of
 from ...units import format_count
 from ..checksum import Checksum
 from .base import Claim, Engine, Item, emptied, place_of
@@ -84,6 +85,7 @@ def _by_engine(
                 if checksum.finding != "differs":
                     accept(item, claim.path, checksum)
                     done.add(item.path)
+                    count_at(meter_of(place.location), Usage(1, 0, item.size))
                     on_bytes(item.size)
                     return
         wrong.append(item.path)

@@ -11,6 +11,7 @@ from ...errors import NotFound, SourceError
 from ...parallel import each
 from ...progress import Message, Subscriber
 from ...store.base import Store
+from ...store.usage import Usage, count_at, meter_of
 from ...units import format_count
 from ..checksum import Expected
 from ..put import put_file
@@ -84,6 +85,7 @@ def _by_engine(
     def check(claim: Claim) -> None:
         item = claim.item
         claimed.add(item.key)
+        count_at(meter_of(place.location), Usage(1, item.size, 0))
         try:
             info = store.head(item.key)
         except NotFound:
