@@ -84,6 +84,7 @@ class Collector:
         self._told_of: set[Path] = set()
         self._old: set[Path] = set()
         self._looks: list[Look] = []
+        self._filled: set[Path] = set()
         self.submitted = 0
         self.unsaved: dict[Path, str] = {}
         """Finished saves that could not be pinned, and why; each is tried again by the next ``scan``."""
@@ -93,12 +94,19 @@ class Collector:
         half = _Half(self._left_s)
         self._looks = [look(root, self._patterns, over=half.is_over) for root in self.roots.values()]
         for one in self._looks:
+            if one.found or one.others or one.unreadable or one.cut is not None:
+                self._filled.add(one.root)
             for path, why in one.unreadable.items():
                 if path not in self._told_of:
                     self._told_of.add(path)
                     text = f"{_unreadable(path, why)}; look at its mode and owner: ls -ld {shlex.quote(str(path))}"
                     self._on_event(Message(text, "warning"))
         return self._looks
+
+    @property
+    def empty(self) -> list[Path]:
+        """The roots below which no look has seen a file."""
+        return [root for root in self.roots.values() if root not in self._filled]
 
     @property
     def blind(self) -> list[str]:

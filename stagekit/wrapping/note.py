@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..config import StoreConfig, home_directory
 from ..errors import ManifestError
+from ..folders import paths_in
 from ..processes import Process
 from ..runs.layout import seal, unseal
 
@@ -100,9 +101,9 @@ class Note:
 
 
 def notes(home: Path | None = None) -> list[Note]:
-    """All notes on this machine, oldest first. Raises ``ManifestError`` naming one that cannot be read."""
+    """All notes on this machine, oldest first. Raises ``ManifestError`` or ``OSError`` naming one that cannot be read."""
     place = home or home_directory()
-    return [_read(path, place) for path in sorted(_folder(place).glob("*.json"))]
+    return [_read(path, place) for path in paths_in(_folder(place), "*.json")]
 
 
 def log_directory(attempt: str) -> Path:

@@ -512,6 +512,9 @@ class _Wrapper:
             with suppress(OSError):  # a full disk: the one that is there says that it was killed, and less is believed then
                 note.write()
             self.collector.scan(still=True, killed=killed)
+            for root in self.collector.empty:
+                text = f"{root} stayed empty: nothing was saved below it; is it the directory that the command saves into?"
+                self.on_event(Message(text, "warning"))
             for found in self.collector.unfinished() if self._left_to_look() else ():
                 lacking = ", ".join(found.lacking()[:3])
                 self.on_event(Message(f"{found.path} is not finished and stays local: it lacks {lacking}", "warning"))

@@ -90,6 +90,14 @@ def test_a_trainer_that_is_killed_while_it_saves(machine: Machine) -> None:
     assert machine.steps() == [5, 4, 3, 2, 1]
 
 
+def test_a_watched_directory_that_stayed_empty_is_told(machine: Machine) -> None:
+    done = machine.stagekit(*machine.line([sys.executable, TOY, "out", "1"], "--watch", "outt"))
+    assert done.code == 0
+    text = f"{machine.directory}/outt stayed empty: nothing was saved below it; is it the directory that the command saves into?"
+    assert done.err.count("stayed empty") == 1
+    assert text in done.err
+
+
 def test_a_trainer_that_crashes(machine: Machine) -> None:
     done = machine.stagekit(*machine.line([sys.executable, "-c", "import torch_that_is_not_there"]))
     assert done.code == 1
