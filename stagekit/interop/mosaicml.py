@@ -70,18 +70,18 @@ def mosaicml(
         raise UsageError("local: each of several streams has a local directory of its own; give it to streaming.Stream(local=…)")
     else:
         streams = list(source)
-        options = {**options, "split": split}
+        if split is not None:
+            options = {**options, "split": split}
         for stream in streams:
             if stream.remote is not None:
-                folder = stream.split or split or ""
-                stream._downloader = Downloads.of(stream.remote, folder, stream.local, store, on_event)
+                _feed(stream, Downloads.of(stream.remote, stream.split or split or "", stream.local, store, on_event))
     with _together() as leads:
         if leads:
             remove_leftovers(SHM_TO_CLEAN)
             for stream in streams:
-                directory = os.path.abspath(os.path.join(stream.local, stream.split or split or ""))
-                _check_free(directory)
-                if stream.remote is not None:
+                if stream.remote is not None:  # what lies here already may be read by any number
+                    directory = os.path.abspath(os.path.join(stream.local, stream.split or split or ""))
+                    _check_free(directory)
                     remove_unfinished(Path(directory))
         _barrier()
         made = (dataset or streaming.StreamingDataset)(streams=streams, **options)
@@ -98,12 +98,18 @@ def _stream(
         if local is None:
             return kind(local=str(source), split=split)
     downloads = Downloads.of(str(source), split, local, store, on_event)
+    # Its own constructor would ask for the package of each kind of URL, and refuses those that it does not know. So it learns of it later.
     stream = kind(local=downloads.local, split=split)
+    stream.remote = downloads.remote
+    _feed(stream, downloads)
+    return stream
+
+
+def _feed(stream: Any, downloads: Downloads) -> None:
+    """Put ``downloads`` where this one stream has its own downloader."""
     if not hasattr(stream, "_downloader"):
         raise MissingExtra.of("mosaicml", "mosaicml-streaming>=0.10", "stagekit.interop.mosaicml")
-    # Its own constructor would ask for the package of each kind of URL, and refuses those that it does not know.
-    stream.remote, stream._downloader = downloads.remote, downloads
-    return stream
+    stream._downloader = downloads
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,8 @@ def test_where_it_is_kept(mds: Path, rclone_server: S3Server, config: StoreConfi
     with pytest.raises(ManifestError, match=r"index\.json is no index of MosaicML's format"):
         stagekit.interop.mosaicml(url, store=config)
     in_place = stagekit.interop.mosaicml(mds, batch_size=4)
-    assert in_place[5]["__key__"] == "0005"
+    second = stagekit.interop.mosaicml(mds, batch_size=4)
+    assert [in_place[5]["__key__"], second[6]["__key__"]] == ["0005", "0006"]
     assert (in_place.streams[0].local, in_place.streams[0].remote) == (str(mds), None)
 
 
