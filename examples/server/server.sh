@@ -36,7 +36,7 @@ while kill -0 "$training" 2>/dev/null; do # a signal ends the wait, not the trai
 done
 
 echo "== teardown: sends what is left; only YES is exit code 0"
-stagekit teardown --ignore base # the model came from the bucket, and is there
+stagekit teardown
 if [ "$code" != 0 ] && [ "$code" != 6 ]; then # 6: the hours are over
     echo "the training ended with $code, so this server stays for a look; nothing would be lost with it" >&2
     exit "$code"

@@ -21,6 +21,7 @@ from ..parallel import each
 from ..progress import Message, Progress, Subscriber, ignore
 from ..runs.layout import Checkpoint, Selector, parse_reference
 from ..runs.restore import damage_named, first_taken, stamp
+from ..saves.pulled import note_pulled
 from ..shards.index import BlockTable
 from ..shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, wids_json
 from ..store import Where, open_store
@@ -193,7 +194,10 @@ def pull(
         return Pulled(str(opened.location), "checkpoint", str(target), 0, 0, 0)
     if kind == "dataset":
         return _linked(_pull_dataset(opened, target, store, options), link, on_event)
-    return _linked(_run(_Job(str(opened.location), opened, target, "objects", options, items)), link, on_event)
+    pulled = _run(_Job(str(opened.location), opened, target, "objects", options, items))
+    if not opened.location.is_directory:
+        note_pulled(target, pulled.url, {item.path: item.size for item in items})
+    return _linked(pulled, link, on_event)
 
 
 def rate_of(limit_rate: str | float | None) -> float | None:

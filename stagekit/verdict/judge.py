@@ -197,7 +197,7 @@ def _origins(judged: Judged, states: dict[str, RunState]) -> list[Finding]:
     for target in judged.targets:
         state = states.get(target.url)
         if state is not None and state.newest is not None:
-            asked.append(partial(origins.judge_base_model, state, judged.ignores))
+            asked.append(partial(origins.judge_base_model, state, judged.ignores, open_briefly, target.store, home=judged.home))
             asked.append(partial(origins.judge_dataset, state, target.datasets, judged.ignores, open_briefly, target.store, judged.durable))
     return [finding for told in each(lambda ask: ask(), asked, threads=_AT_ONCE) for finding in told]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal
 
 from ..config import StoreConfig, hub_endpoint
 from ..errors import Denied, ManifestError, NotFound, StagekitError
 from ..location import Location
+from ..saves.pulled import PulledModel, pulled_model
 from ..shards.manifest import MANIFEST, Manifest
 from ..store.base import Store
 from .bucket import RunState
@@ -19,7 +21,7 @@ from .findings import Finding
 HubAnswer = Literal["there", "missing", "unasked"]
 
 _HUB_S = 4.0
-_CONTENT = re.compile(r"(.+)@content-[0-9a-f]{16}")
+_CONTENT = re.compile(r"(.+)@content-([0-9a-f]{16})")
 _COMMIT = re.compile(r"[0-9a-f]{40}")  # the folder of a snapshot in the Hub's cache is named after its commit
 
 
@@ -48,8 +50,18 @@ def _ask_hub(name: str, revision: str) -> HubAnswer:
     return "there"
 
 
-def judge_base_model(state: RunState, ignores: Callable[[str], bool], ask: Callable[[str, str], HubAnswer] = ask_hub) -> list[Finding]:
-    """A base model that an adapter continues: of the Hub, where it must still be, or a directory, which may be nowhere else."""
+def judge_base_model(
+    state: RunState,
+    ignores: Callable[[str], bool],
+    open_place: Callable[[str, StoreConfig | None], Store],
+    store: StoreConfig | None,
+    ask: Callable[[str, str], HubAnswer] = ask_hub,
+    home: Path | None = None,
+) -> list[Finding]:
+    """A base model that an adapter continues: of the Hub, where it must still be, or a directory, which may be nowhere else.
+
+    A directory that was pulled is looked for where it came from.
+    """
     newest = state.newest
     base = newest.manifest.identity.get("base_model") if newest is not None else None
     if newest is None or not isinstance(base, str):
@@ -58,6 +70,9 @@ def judge_base_model(state: RunState, ignores: Callable[[str], bool], ask: Calla
     if (local := _CONTENT.fullmatch(base)) is not None:
         if _COMMIT.fullmatch(local[1]) or ignores(local[1]):
             return []
+        pulled = pulled_model(local[2], home=home)
+        if pulled is not None:
+            return _judge_pulled(subject, local[1], pulled, open_place, store)
         what = f"it continues the base model {local[1]}, a directory of this machine, and whether that is anywhere else is not known"
         fix = f"copy {local[1]} away; if it is elsewhere: stagekit teardown --ignore {local[1]}"
         return [Finding("CANNOT TELL", "base model", what, subject, fix=fix)]
@@ -73,6 +88,21 @@ def judge_base_model(state: RunState, ignores: Callable[[str], bool], ask: Calla
         what = f"it continues the base model {base}; the Hub could not be asked whether it is still there"
         return [Finding("note", "base model", what, subject)]
     return []
+
+
+def _judge_pulled(
+    subject: str, name: str, pulled: PulledModel, open_place: Callable[[str, StoreConfig | None], Store], store: StoreConfig | None
+) -> list[Finding]:
+    fix = f"stagekit push {name} {pulled.url}; if it is elsewhere: stagekit teardown --ignore {name}"
+    try:
+        missing = pulled.missing(open_place(pulled.url, store))
+    except (StagekitError, OSError) as error:
+        what = f"it continues the base model {name}, and {pulled.url}, from where that was pulled, cannot be looked at: {error}"
+        return [Finding("CANNOT TELL", "base model", what, subject, fix=fix)]
+    if not missing:
+        return []
+    what = f"it continues the base model {name}, of which {missing[0]} is not at {pulled.url} any more as it was pulled from there"
+    return [Finding("CANNOT TELL", "base model", what, subject, fix=fix)]
 
 
 def judge_dataset(

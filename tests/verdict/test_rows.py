@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from stagekit.copies.pull import pull
+from stagekit.errors import Unreachable
 from stagekit.processes import Process
 from stagekit.runs.heartbeat import Heartbeat
-from stagekit.store.base import ObjectInfo
+from stagekit.saves.adapter import base_in
+from stagekit.store import open_store
+from stagekit.store.base import ObjectInfo, Store
 from stagekit.store.extras import ExpiryRule
 from stagekit.store.memory import MemoryStore
+from stagekit.testing.faults import FaultStore
 from stagekit.verdict import processes, steps, trackers
 from stagekit.verdict.bucket import RunState, look_at_run
 from stagekit.verdict.caches import is_cache
@@ -191,7 +197,38 @@ def test_a_base_model_of_the_hub(answer: HubAnswer, weights: list[str]) -> None:
     make_run(MemoryStore(url))
     make_checkpoint(MemoryStore(url), 1, {"a": b"a"}, identity={"base_model": "org/tiny@abc"})
     state = look_at_run(MemoryStore(url), lambda: 1_700_001_000.0)
-    found = judge_base_model(state, lambda name: False, lambda name, revision: answer)
+    found = judge_base_model(state, lambda name: False, open_store, None, lambda name, revision: answer)
     assert [one.weight for one in found] == weights
     assert all("the base model org/tiny@abc" in one.what for one in found)
-    assert judge_base_model(state, lambda name: name == "org/tiny", lambda name, revision: answer) == []
+    assert judge_base_model(state, lambda name: name == "org/tiny", open_store, None, lambda name, revision: answer) == []
+
+
+def test_a_base_model_that_was_pulled_is_looked_for_where_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGEKIT_HOME", str(tmp_path / "home"))
+    bucket = MemoryStore("memory://pulled-base/models/tiny")
+    for name in ("config.json", "model.safetensors", "tokenizer/vocab.txt"):
+        bucket.put(name, os.urandom(9000))
+    pull(str(bucket.location), tmp_path / "base")
+    url = "memory://pulled-base/run"
+    make_run(MemoryStore(url))
+    make_checkpoint(MemoryStore(url), 1, {"a": b"a"}, identity={"base_model": base_in(tmp_path / "base")})
+    state = look_at_run(MemoryStore(url), lambda: 1_700_001_000.0)
+
+    def judged(open_place: Callable[..., Store] = open_store) -> list[Finding]:
+        return judge_base_model(state, lambda name: False, open_place, None)
+
+    assert judged() == []
+    [gone] = judged(lambda url, store: FaultStore(MemoryStore("memory://pulled-base/elsewhere")))
+    assert (gone.weight, gone.row) == ("CANNOT TELL", "base model")
+    assert f"of which config.json is not at {bucket.location} any more" in gone.what
+    bucket.put("model.safetensors", b"another model")
+    assert "of which model.safetensors is not at" in judged()[0].what
+    away = FaultStore(bucket)
+    away.fail("list", Unreachable("no network"), times=None)
+    [unseen] = judged(lambda url, store: away)
+    assert unseen.weight == "CANNOT TELL"
+    assert "cannot be looked at: no network" in unseen.what
+    (tmp_path / "base" / "config.json").write_text("{}")
+    make_checkpoint(MemoryStore(url), 2, {"a": b"a"}, identity={"base_model": base_in(tmp_path / "base")})
+    [changed] = judge_base_model(look_at_run(MemoryStore(url), lambda: 1_700_001_000.0), lambda name: False, open_store, None)
+    assert "whether that is anywhere else is not known" in changed.what, "it is not what was pulled any more"
