@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,10 +35,16 @@ class Child:
     ) -> None:
         control, self._control = os.pipe()
         self._status, status = os.pipe()
-        options = {"grace_s": grace_s, "logs": [str(path) for path in logs] if logs else None, "stdout": stdout}
-        argv = [sys.executable, "-I", "-S", guardian.__file__, str(control), str(status), json.dumps(options), *command]
+        options = {"grace_s": grace_s, "logs": [str(path) for path in logs] if logs else None, "stdout": stdout, "command": list(command)}
         try:
-            self._guardian = subprocess.Popen(argv, env=dict(environ), pass_fds=(control, status, stdout, *keep), start_new_session=True)
+            # Source and options by open files: `pkill -9 -f stagekit` kills all whose command line has that word, and must not kill this.
+            with open(guardian.__file__, "rb") as source, tempfile.TemporaryFile() as told:  # noqa: PTH123
+                told.write(json.dumps(options).encode())
+                told.seek(0)
+                files = (control, status, told.fileno())
+                argv = [sys.executable, "-I", "-S", f"/dev/fd/{source.fileno()}", *map(str, files), "guardian"]
+                passed = (*files, source.fileno(), stdout, *keep)
+                self._guardian = subprocess.Popen(argv, env=dict(environ), pass_fds=passed, start_new_session=True)
         finally:
             os.close(control)
             os.close(status)
@@ -55,7 +62,7 @@ class Child:
 
     @property
     def guardian_pid(self) -> int:
-        """The process that lives as long as anything of the command does."""
+        """The outer of the two processes between; it lives as long as anything of the command does."""
         return self._guardian.pid
 
     def send(self, number: int) -> None:
@@ -73,7 +80,7 @@ class Child:
     def wait(self, timeout_s: float) -> int | None:
         """Its exit code once it has ended (negative for a signal), ``None`` after ``timeout_s``.
 
-        Raises ``WorkerDied`` when the process between was killed; the command got SIGTERM then.
+        Raises ``WorkerDied`` when the inner process between was killed; the outer has ended the command then.
         """
         if self._code is None and (heard := self._hear(timeout_s)) is not None:
             self._code = heard[1]

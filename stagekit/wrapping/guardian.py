@@ -1,7 +1,9 @@
-"""The process between ``stagekit run`` and the command: ``python -I -S guardian.py CONTROL STATUS OPTIONS COMMAND…``.
+"""The processes between ``stagekit run`` and the command: ``python -I -S guardian.py CONTROL STATUS OPTIONS`` (three open files).
 
-It needs the standard library only.
-It starts the command as the leader of a session of its own, so that a terminal's ctrl-C reaches only ``stagekit run``, which passes it on.
+There are two, one below the other, so that what the command started is ended also when one of them is killed together with
+``stagekit run``: the outer does nothing but wait for the inner one. They need the standard library only.
+The inner one starts the command as the leader of a session of its own, so that a terminal's ctrl-C reaches only ``stagekit run``, which
+passes it on.
 It copies what the command prints to files and on to the terminal. Nothing outlives it that the command started: processes that lost their
 parent become its children, and are ended with the command.
 
@@ -159,15 +161,15 @@ class _Guard:
                 _signal_all(signal.SIGKILL)
                 self.kill_at += 1.0  # what was just being started is met the next time
 
-    def end_the_rest(self) -> None:
-        """End what the command left behind."""
+    def end_the_rest(self, alone_s: float = _LEFT_ALONE_S, ending_s: float = _LEFT_ENDING_S) -> None:
+        """End what the command left behind: after ``alone_s`` with SIGTERM, ``ending_s`` later with SIGKILL."""
         begun_s, asked = time.monotonic(), False
         while _descendants():
             passed_s = time.monotonic() - begun_s
             hurried = self.kill_at is not None and time.monotonic() >= self.kill_at
-            if passed_s >= _LEFT_ALONE_S + _LEFT_ENDING_S or hurried:
+            if passed_s >= alone_s + ending_s or hurried:
                 _signal_all(signal.SIGKILL)
-            elif not asked and (passed_s >= _LEFT_ALONE_S or self.kill_at is not None):
+            elif not asked and (passed_s >= alone_s or self.kill_at is not None):
                 asked = True
                 _signal_all(signal.SIGTERM)
             with contextlib.suppress(ChildProcessError):
@@ -179,18 +181,25 @@ class _Guard:
 def main() -> None:
     """Guard one command."""
     control, status = int(sys.argv[1]), int(sys.argv[2])
-    options, argv = json.loads(sys.argv[3]), sys.argv[4:]
+    with open(int(sys.argv[3]), "rb") as told:  # noqa: PTH123 - no pathlib here
+        options = json.loads(told.read())
     for number in (control, status):
         os.set_inheritable(number, False)
-    _prctl(_SUBREAPER, 1)
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     # Handlers that do nothing, not SIG_IGN: the command would inherit that. What was ignored before stays so, as under nohup.
     for name in (*_PASSED_ON, "SIGCHLD"):
         if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
             signal.signal(getattr(signal, name), lambda *_: None)
-    guard = _Guard(control, status, options, argv)
+    guard = _Guard(control, status, options, options["command"])
+    _prctl(_SUBREAPER, 1)
+    if inner := os.fork():
+        _, ended = os.waitpid(inner, 0)
+        if os.WIFSIGNALED(ended):  # what it guarded has this process for its parent now
+            guard.end_the_rest(0.0, guard.grace_s)
+        return
+    _prctl(_SUBREAPER, 1)  # a fork does not inherit it
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threads = guard.start()
     guard.guard(woken)
     guard.end_the_rest()

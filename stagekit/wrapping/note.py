@@ -18,6 +18,7 @@ from ..errors import ManifestError
 from ..folders import paths_in
 from ..processes import Process
 from ..runs.layout import seal, unseal
+from .survivors import survivors
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,27 @@ class Note:
         return file
 
     def is_over(self) -> bool:
-        """Whether neither ``stagekit run`` nor its command lives any more."""
+        """Whether neither ``stagekit run`` nor anything that its command started lives any more."""
+        return not self.is_guarded() and not survivors(self.attempt)
+
+    def is_guarded(self) -> bool:
+        """Whether ``stagekit run`` lives, or what ends its command when that was killed."""
         try:
             file = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return True
+            return False
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
+            return True
         finally:
             os.close(file)
-        return True
+        return False
+
+    @property
+    def alive(self) -> list[int]:
+        """The processes of it that live: ``stagekit run``, or what its command started when that is gone."""
+        return survivors(self.attempt) if self.process.is_dead() or not self.is_guarded() else [self.process.pid]
 
     @property
     def _lock(self) -> Path:

@@ -29,7 +29,7 @@ from ..runs.spool import default_dir
 from ..runs.sync import create
 from ..store import Where
 from ..units import format_duration
-from . import record
+from . import record, survivors
 from .child import Child, exit_code_of
 from .collect import Collector, named, waiting_for
 from .finish import finish_left
@@ -319,12 +319,15 @@ class _Wrapper:
                 )
                 self.on_event(Message(text, "warning"))
                 end_s = self.monotonic() + note.grace_s + _ENDING_S
-                while not note.is_over() and self.monotonic() < end_s:
+                while note.is_guarded() and self.monotonic() < end_s:
                     self.sleep(_WAIT_S)
+                if not note.is_guarded():
+                    survivors.end(note.attempt, note.grace_s, sleep=self.sleep)  # nobody else ends what is left
             if not note.is_over():
-                pid = note.process.pid
-                what = f"process {pid} runs {note.command!r} with {', '.join(map(str, note.watched.values()))} for {note.url}"
-                raise UsageError(f"stagekit run: {what}; wait until it ends, or stop it: kill {pid}")
+                pids = note.alive or [note.process.pid]
+                which = f"process {pids[0]} runs" if len(pids) == 1 else f"processes {', '.join(map(str, pids))} run"
+                what = f"{which} {note.command!r} with {', '.join(map(str, note.watched.values()))} for {note.url}"
+                raise UsageError(f"stagekit run: {what}; wait until it ends, or stop it: kill {' '.join(map(str, pids))}")
 
     def _held(self) -> list[Checkpoint] | None:
         """The run's checkpoints; ``None`` when it cannot be told and that is accepted."""
@@ -401,7 +404,13 @@ class _Wrapper:
 
     def _run_child(self, note: Note, start: Start, logs: Logs | None, printed: Path) -> int:
         """Start the command and see it to its end. Returns its exit code, negative for a signal."""
-        environ = {"PYTHONUNBUFFERED": "1", **self.environ, **start.variables, "STAGEKIT_RUN": self.training.url}
+        environ = {
+            "PYTHONUNBUFFERED": "1",
+            **self.environ,
+            **start.variables,
+            "STAGEKIT_RUN": self.training.url,
+            survivors.VARIABLE: note.attempt,
+        }
         files = None
         if self.settings.logs:
             files = printed / "stdout.log", printed / "stderr.log"
@@ -416,14 +425,14 @@ class _Wrapper:
                     self.sender = threading.Thread(target=self._send_logs, args=(logs,), name="stagekit-logs", daemon=True)
                     self.sender.start()
                 try:
-                    return self._watch(self.child, files or ())
+                    return self._watch(self.child, files or (), note)
                 finally:
                     self.stop_logs.set()
         except UsageError:
             note.remove()
             raise
 
-    def _watch(self, child: Child, printed: Sequence[Path]) -> int:
+    def _watch(self, child: Child, printed: Sequence[Path], note: Note) -> int:
         begun_s = alive_s = self.monotonic()
         look_at_s = 0.0
         seen: object = None
@@ -434,6 +443,7 @@ class _Wrapper:
             except WorkerDied as error:
                 self.on_event(Message(str(error), "error"))
                 child.close()
+                survivors.end(note.attempt, self.settings.grace_s, sleep=self.sleep)
                 return -signal.SIGTERM
             if code is not None:
                 return code

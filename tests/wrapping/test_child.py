@@ -183,12 +183,42 @@ def test_when_the_one_who_started_it_is_killed_one_that_hangs_is_killed_too(tmp_
         eventually(lambda: not is_alive(pid) and not is_alive(guardian))
 
 
-def test_when_the_guardian_is_killed_the_command_is_ended_and_that_is_told(start: Callable[..., Child], tmp_path: Path) -> None:
-    child = start("sleep", "600")
-    os.kill(child.guardian_pid, signal.SIGKILL)
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# A shell that dies of SIGTERM, and a worker that does not.
+TREE = ("bash", "-c", "bash -c 'trap \"\" TERM; echo $$; sleep 600; sleep 600'; echo after")
+
+
+def test_when_the_guardian_is_killed_all_that_the_command_started_is_ended_and_that_is_told(
+    start: Callable[..., Child], tmp_path: Path
+) -> None:
+    child = start(*TREE, grace_s=0.3)
+    eventually(lambda: printed(tmp_path).endswith("\n"))
+    worker = int(printed(tmp_path))
+    inner = parent_of(child.pid)
+    assert parent_of(inner) == child.guardian_pid
+    os.kill(inner, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="was killed, so the command was ended with SIGTERM"):
         ended(child)
-    eventually(lambda: not is_alive(child.pid))
+    assert not is_alive(child.pid)
+    assert not is_alive(worker)
+
+
+def test_when_the_one_who_started_it_is_killed_with_the_process_below_it_nothing_survives(tmp_path: Path) -> None:
+    process, pid, guardian = parent(tmp_path, 0.3, *TREE)
+    with process:
+        eventually(lambda: printed(tmp_path).endswith("\n"))
+        os.kill(guardian, signal.SIGKILL)
+        process.kill()
+        eventually(lambda: not is_alive(pid) and not is_alive(int(printed(tmp_path).split()[0])))
+
+
+def test_a_kill_of_all_that_is_called_stagekit_does_not_meet_the_guardian(start: Callable[..., Child]) -> None:
+    child = start("sleep", "600")
+    for pid in (child.guardian_pid, parent_of(child.pid)):
+        assert b"stagekit" not in Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[2]
 
 
 def test_a_terminal_that_is_gone_does_not_stop_the_training(tmp_path: Path) -> None:

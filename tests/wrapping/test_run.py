@@ -20,7 +20,7 @@ from stagekit.testing.proxy import FaultProxy, Status, Throttle
 
 from ..rigs.servers import S3Server
 from .machine import TOY, Machine
-from .test_child import eventually, is_alive
+from .test_child import eventually, is_alive, parent_of
 
 
 @pytest.fixture
@@ -288,10 +288,14 @@ def kill_wrapper(machine: Machine) -> int:
     os.kill(process.pid, signal.SIGSTOP)
     go.touch()
     eventually(lambda: (machine.out / "train.log").exists())
-    (trainer,) = (int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_trainer(path, machine))
+    (trainer,) = trainers(machine)
     process.kill()
     process.communicate(timeout=60)
     return trainer
+
+
+def trainers(machine: Machine) -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_trainer(path, machine)]
 
 
 def _is_trainer(path: Path, machine: Machine) -> bool:
@@ -329,6 +333,30 @@ def test_a_start_right_after_kill_9_waits_until_the_old_command_has_ended(machin
     assert again.code == 0, again.err
     assert "the last stagekit run here was killed, and its command is being ended; waiting for that, at most 5 s" in again.err
     assert again.out.startswith("from 1 of")
+    assert machine.steps() == [2, 1]
+    process.communicate(timeout=60)
+
+
+def test_what_survives_a_kill_of_all_that_guards_it_is_found_and_ended_by_the_next_start(machine: Machine) -> None:
+    script = f"{sys.executable} {TOY} out 1 --hang --deaf; echo after"
+    process = machine.begin(*machine.line(["bash", "-c", script], "--grace", "1s"))
+    machine.until_step(1)
+    (trainer,) = trainers(machine)
+    tree = [trainer]
+    while tree[-1] != process.pid:
+        tree.append(parent_of(tree[-1]))
+    for pid in tree[:0:-1]:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in tree[:0:-1]:
+        os.kill(pid, signal.SIGKILL)
+    process.wait(timeout=60)
+    assert is_alive(trainer)
+    judged = machine.stagekit("teardown", "--check", *machine.durable)
+    assert judged.code == 3
+    assert "which saves below" in judged.out
+    again = machine.run("2")
+    assert again.code == 0, again.err
+    assert not is_alive(trainer)
     assert machine.steps() == [2, 1]
     process.communicate(timeout=60)
 
