@@ -56,9 +56,9 @@ def plan_memory(dataset: Dataset, memory: int, *, lanes: int, window: int, conne
             f"{format_size(window_bytes)}, and two blocks of up to {format_size(largest)} on their way) and memory={format_size(memory)} "
             "is allowed; raise memory=, or lower window= (which shuffles less)"
         )
-    # In source order, neighbouring blocks are asked for together.
-    request = largest * (_JOINED if window == 1 else 1)
-    ahead = min(memory - lanes * window_bytes - largest, lanes * window_bytes + 2 * connections * request)
+    # In source order, neighbouring blocks are asked for together, and there is some room beside what is on its way.
+    each = largest * _JOINED * 5 // 4 if window == 1 else 2 * largest
+    ahead = min(memory - lanes * window_bytes - largest, lanes * window_bytes + connections * each)
     return Budget(lanes * window_bytes, max(ahead, largest))
 
 
@@ -147,7 +147,7 @@ class Reader:
         self._earlier_bytes, self._earlier_waited_s = 0, 0.0
         self._cached = None if dataset.cache is None else CachedFetch(dataset.cache)
         self._threads = min(connections, len(dataset.block_samples))
-        each = budget.ahead_bytes // max(1, 2 * self._threads)
+        each = budget.ahead_bytes * 4 // (5 * max(1, self._threads))
         self._most_joined = 1 if self._cached else min(_JOINED, max(1, each // dataset.manifest.largest_block))
         self._closed = False
         # What the first list does not need is not fetched before it is there: it would take a share of the link from it.
