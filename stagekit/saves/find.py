@@ -43,6 +43,7 @@ _NUMBER = re.compile(r"(?<![0-9.])0*([0-9]{1,12})(?![0-9.])")
 _TRAINERS = re.compile(r"(trainer_state\.json|training_args\.bin|optimizer|scheduler\.pt|rng_state|global_step|latest|pytorch_model_fsdp)")
 _TELLS_ITS_END = (".safetensors", ".json", ".pt", ".pth", ".bin", ".ckpt")
 _STRUCTURED = ("trainer", "dcp")
+_EFFECTIVE = os.access in os.supports_effective_ids
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -101,6 +102,12 @@ class Found:
             return missing_dcp(self.path)
         base = self.path if self.path.is_dir() else self.path.parent
         return [path for path in self.stats if path.endswith(_TELLS_ITS_END) and not is_whole(base / path)]
+
+    def why_not(self) -> str:
+        """The sentence about one that is not sent."""
+        if self.unreadable:
+            return f"{self.path} is not sent and stays local: it holds what cannot be read, {self.unreadable[0]}"
+        return f"{self.path} is not finished and stays local: it lacks {', '.join(self.lacking()[:3])}"
 
     def step(self) -> int | None:
         """The step it was saved at, as its content or its name tells."""
@@ -240,10 +247,13 @@ class _Seeing:
         if self.over():
             raise _TimeIsOver(path)
         try:
-            return _regular(path.stat())
+            now = _regular(path.stat())
+            if now is not None and not os.access(path, os.R_OK, effective_ids=_EFFECTIVE):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             self._note(path, error)
             return None
+        return now
 
     def _note_walking(self, error: OSError) -> None:
         self._note(Path(error.filename), error)

@@ -516,7 +516,6 @@ class _Wrapper:
     def _finish(self, note: Note, start: Start, logs: Logs | None, code: int) -> Ended:
         self.ended = True
         killed = code < 0
-        problem: str | None = None
         try:
             note = replace(note, killed=killed)
             with suppress(OSError):  # a full disk: the one that is there says that it was killed, and less is believed then
@@ -525,9 +524,9 @@ class _Wrapper:
             for root in self.collector.empty:
                 text = f"{root} stayed empty: nothing was saved below it; is it the directory that the command saves into?"
                 self.on_event(Message(text, "warning"))
-            for found in self.collector.unfinished() if self._left_to_look() else ():
-                lacking = ", ".join(found.lacking()[:3])
-                self.on_event(Message(f"{found.path} is not finished and stays local: it lacks {lacking}", "warning"))
+            unfinished = [found.why_not() for found in self.collector.unfinished()] if self._left_to_look() else []
+            for text in unfinished[1:]:
+                self.on_event(Message(text, "warning"))
             problem = self._drain(logs, killed=killed)
         finally:
             for number, handler in self.handlers.items():
@@ -535,6 +534,7 @@ class _Wrapper:
             os.close(self.held)
         if problem is None:
             note.remove()
+        problem = "; ".join([*unfinished[:1], *([problem] if problem is not None else [])]) or None
         return Ended(
             self.training.url,
             note.attempt,

@@ -98,6 +98,14 @@ def test_a_watched_directory_that_stayed_empty_is_told(machine: Machine) -> None
     assert text in done.err
 
 
+def test_a_save_that_is_not_finished_is_no_success(machine: Machine) -> None:
+    half = "mkdir out/checkpoint-2; echo '{\"global_step\": 2}' > out/checkpoint-2/trainer_state.json"
+    done = machine.stagekit(*machine.line(["bash", "-c", f"{sys.executable} {TOY} out 1; {half}"]))
+    assert done.code == 1
+    assert done.err.count(f"{machine.out}/checkpoint-2 is not finished and stays local: it lacks the weights") == 1
+    assert machine.steps() == [1]
+
+
 def test_a_trainer_that_crashes(machine: Machine) -> None:
     done = machine.stagekit(*machine.line([sys.executable, "-c", "import torch_that_is_not_there"]))
     assert done.code == 1
@@ -254,6 +262,24 @@ def test_a_folder_that_cannot_be_read_is_told_and_is_no_success(machine: Machine
     closed.chmod(0o755)
     done = machine.stagekit("teardown", *machine.durable)
     assert done.code == 0, done.out
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_checkpoint_that_was_not_sent(machine: Machine) -> None:
+    if os.getuid() == 0:
+        machine.before = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
+    script = "for n in 1 2; do mkdir out/checkpoint-$n; echo x > out/checkpoint-$n/data.npz; done; echo x > out/notes.txt; "
+    script += "chmod 0 out/checkpoint-2/data.npz out/notes.txt"
+    done = machine.stagekit(*machine.line(["bash", "-c", script]))
+    assert done.code == 1
+    closed = machine.out / "checkpoint-2" / "data.npz"
+    assert f"{closed.parent} is not sent and stays local: it holds what cannot be read, {closed} (Permission denied)" in done.err
+    assert f"{machine.out}/notes.txt cannot be read (Permission denied)" in done.err
+    assert machine.steps() == [1]
+    machine.out.chmod(0)
+    again = machine.stagekit(*machine.line(["true"]))
+    assert again.code == 1
+    assert f"{machine.out} cannot be read (Permission denied)" in again.err
+    machine.out.chmod(0o755)
 
 
 def test_a_home_that_cannot_be_written_is_one_sentence_before_the_command_starts(machine: Machine) -> None:
