@@ -26,7 +26,8 @@ def nothing_left() -> Iterator[None]:
     """No test leaves a thread or a file descriptor behind."""
     threads, files = set(threading.enumerate()), open_files()
     yield
-    gc.collect()  # an exception that was caught keeps its frames, and what they hold, in a cycle
+    if _new(threads) or open_files() > files:
+        gc.collect()  # an exception that was caught keeps its frames, and what they hold, in a cycle
     # A thread that was inside a read when its test let go of it ends a moment later, and so do those of torch's queues.
     deadline = time.monotonic() + 10
     while (left := _new(threads)) and time.monotonic() < deadline:
