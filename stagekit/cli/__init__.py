@@ -20,6 +20,7 @@ one line and picks the exit code (cli/exits.py). Returning ``None`` means done.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -141,6 +142,8 @@ def _open_missing_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123 - open for as long as the process lives
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name need not be text; a verdict must be printed all the same
 
 
 @contextmanager

@@ -384,8 +384,13 @@ def metrics_from_json(value: Any, source: str) -> dict[str, float]:
 
 
 def seal(values: Mapping[str, Any]) -> bytes:
-    """JSON for people and programs: sorted as given, with a ``checksum`` over everything else."""
-    return json.dumps({**values, "checksum": _checksum(values)}, ensure_ascii=False, indent=1, allow_nan=False).encode() + b"\n"
+    """JSON for people and programs: sorted as given, with a ``checksum`` over everything else. Names that are no text are escaped in it."""
+    return (
+        json.dumps({**values, "checksum": _checksum(values)}, ensure_ascii=False, indent=1, allow_nan=False).encode(
+            errors="backslashreplace"
+        )
+        + b"\n"
+    )
 
 
 def unseal(data: bytes, format: str, version: int, *, source: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def finish_left(
         return False
     if collector.unsaved or collector.blind:
         return False
-    if logs is not None and not logs.bring(last=True):
+    if logs is not None and (not logs.bring(last=True) or logs.refused):
         return False
     note.remove()
     return True

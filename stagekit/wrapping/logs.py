@@ -13,6 +13,7 @@ No object is ever overwritten: somebody may be reading it. A file that was rewri
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ManifestError, NotFound, StagekitError, StoreError
+from ..errors import ManifestError, NotFound, StagekitError, StoreError, UsageError
 from ..progress import Message, Subscriber
 from ..runs.layout import seal, unseal
 from ..saves.find import Stat, stat_of
@@ -101,6 +102,8 @@ class Logs:
     _begun: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _told: bool = False
+    refused: dict[str, str] = field(default_factory=dict)
+    """Files that no store can hold under their names, by their path in the logs, each with a sentence."""
 
     def offer(self, files: Mapping[str, Path]) -> None:
         """These belong to the logs now: path in the logs to local file. What was offered before and is gone stays in the bucket."""
@@ -110,7 +113,7 @@ class Logs:
     def bring(self, *, last: bool = False) -> bool:
         """Send what has changed and is due; ``last``: everything that is not there yet. False when something could not be sent.
 
-        What may pass is tried again at the next call. It is told once.
+        What may pass is tried again at the next call. It is told once. What is ``refused`` is passed over, and told once as well.
         """
         with self._lock:
             files = dict(self._files)
@@ -122,6 +125,8 @@ class Logs:
             for path, local in sorted(files.items(), key=lambda one: one[0]):
                 try:
                     changed |= self._bring(store, path, local, last=last)
+                except UsageError as error:
+                    self._refuse(path, local, error)
                 except OSError as error:
                     if isinstance(error, StoreError):
                         raise
@@ -136,6 +141,12 @@ class Logs:
                 self.on_event(Message(f"logs are not in the bucket yet, and are tried again: {error}", "warning"))
             return False
         return whole
+
+    def _refuse(self, path: str, local: Path, error: UsageError) -> None:
+        if path not in self.refused:
+            shown = os.fsencode(local).decode(errors="backslashreplace")
+            self.refused[path] = f"{shown} is in no bucket, as {error}; rename it, then: stagekit teardown"
+            self.on_event(Message(self.refused[path], "warning"))
 
     def _begin(self, store: Store) -> None:
         """Go on from what an earlier process sent of the same attempt."""

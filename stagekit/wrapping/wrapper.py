@@ -578,6 +578,8 @@ class _Wrapper:
             path, why = next(iter(unsaved.items()))
             problems.append(f"{len(unsaved)} finished saves could not be pinned and are only here, such as {path}: {why}")
         problems.extend(self.collector.blind)
+        if logs is not None:
+            problems.extend(logs.refused.values())
         if not sent_logs:
             problems.append(f"logs are not all in {self.training.url}; the next start, or `stagekit teardown`, sends them")
         return "; ".join(problems) or None

@@ -106,6 +106,23 @@ def test_a_save_that_is_not_finished_is_no_success(machine: Machine) -> None:
     assert machine.steps() == [1]
 
 
+def test_a_file_whose_name_no_store_takes_is_told_and_keeps_no_other_from_the_bucket(machine: Machine) -> None:
+    script = "echo 1 > out/a.log; echo 2 > $'out/bad\\xff.txt'; echo 3 > out/z.log"
+    done = machine.stagekit(*machine.line(["bash", "-c", script]))
+    assert done.code == 1
+    told = f"{machine.out}/bad\\xff.txt is in no bucket, as 'logs/"
+    assert told in done.err
+    assert "it is not valid Unicode; rename it, then: stagekit teardown" in done.err
+    assert machine.logs("out/a.log") == ["1\n"]
+    assert machine.logs("out/z.log") == ["3\n"]
+    looked = machine.stagekit("teardown", *machine.durable)
+    assert looked.code == 3, looked.out
+    Path(os.fsdecode(bytes(machine.out / "bad") + b"\xff.txt")).rename(machine.out / "good.txt")
+    done = machine.stagekit("teardown", *machine.durable)
+    assert done.code == 0, done.out
+    assert machine.logs("out/good.txt") == ["2\n"]
+
+
 def test_a_trainer_that_crashes(machine: Machine) -> None:
     done = machine.stagekit(*machine.line([sys.executable, "-c", "import torch_that_is_not_there"]))
     assert done.code == 1
