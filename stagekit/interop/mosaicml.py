@@ -234,16 +234,14 @@ def _check_free(directory: str) -> None:
 @contextmanager
 def _together() -> Iterator[bool]:
     """A process group for as long as the dataset is made, as MosaicML makes one. Whether this rank leads on its machine."""
-    from streaming.base.distributed import get_local_rank, maybe_init_dist
+    from streaming.base.distributed import dist, get_local_rank, maybe_init_dist
 
     made = maybe_init_dist()
     try:
         yield get_local_rank() == 0
     finally:
         if made:
-            from torch.distributed import destroy_process_group
-
-            destroy_process_group()
+            dist.destroy_process_group()
 
 
 def _barrier() -> None:
