@@ -22,6 +22,7 @@ LEVELS = {
     "units": 0,
     "location": 0,
     "config": 0,
+    "folders": 0,
     "processes": 0,
     "progress": 0,
     "mounts": 0,

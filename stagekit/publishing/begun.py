@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..config import StoreConfig, home_directory
 from ..errors import ManifestError, PublishError
+from ..folders import paths_in
 from ..location import Location
 from ..store.base import Store
 from .destination import SHARDS, Found, enter, look
@@ -72,8 +73,9 @@ def enter_and_note(
 
 
 def begun(home: Path | None = None) -> list[Begun]:
-    """Everything that was begun here and not seen to end, sorted by URL. Raises ``ManifestError`` naming a note that cannot be read."""
-    return sorted((_read(path) for path in ((home or home_directory()) / "publications").glob("*.json")), key=lambda one: one.url)
+    """Everything that was begun here and not seen to end, sorted by URL. Raises ``ManifestError`` or
+    ``OSError`` naming a note that cannot be read."""
+    return sorted((_read(path) for path in paths_in((home or home_directory()) / "publications", "*.json")), key=lambda one: one.url)
 
 
 def _path(location: Location, home: Path | None) -> Path:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from ..config import StoreConfig, home_directory
 from ..errors import ManifestError
+from ..folders import paths_in
 from .layout import seal, unseal
 
 
@@ -35,9 +36,9 @@ class KnownRun:
 
 
 def known_runs(home: Path | None = None) -> list[KnownRun]:
-    """Every run this machine wrote to, sorted by URL. Raises ``ManifestError`` naming a record that cannot be read."""
+    """Every run this machine wrote to, sorted by URL. Raises ``ManifestError`` or ``OSError`` naming a record that cannot be read."""
     folder = (home or home_directory()) / "runs"
-    return sorted((_read(path) for path in folder.glob("*.json")), key=lambda known: known.url)
+    return sorted((_read(path) for path in paths_in(folder, "*.json")), key=lambda known: known.url)
 
 
 def remember(

@@ -34,6 +34,7 @@ from pathlib import Path
 from ..budget import pinning
 from ..config import StoreConfig, home_directory
 from ..errors import CheckpointError, ManifestError, OutOfSpace, SourceError, UsageError
+from ..folders import paths_in
 from ..processes import Process
 from .layout import CheckpointName, Metrics, check_paths, metrics_from_json, metrics_to_json, seal, unseal
 
@@ -444,8 +445,8 @@ class Spool:
 
     def _dead_sessions(self) -> Iterator[str]:
         """Sessions whose process has ended, each locked by us while the caller works on it."""
-        known = {path.name.removesuffix(".lock") for path in self.directory.glob("sessions/*.lock")}
-        known.update(path.name.rpartition("-")[0] for path in self.directory.glob("entries/*"))
+        known = {path.name.removesuffix(".lock") for path in paths_in(self.directory / "sessions", "*.lock")}
+        known.update(path.name.rpartition("-")[0] for path in paths_in(self.directory / "entries"))
         for session in sorted(known - {self.session}):
             path = (self.directory / "sessions" / f"{session}.lock").absolute()
             if path in _held:
@@ -461,13 +462,14 @@ class Spool:
 def pending(directory: Path | None = None) -> list[Entry]:
     """Every pending save below ``directory`` (the default spool), of any process, oldest first. Only reads.
 
-    Raises ``CheckpointError`` naming a record that cannot be read: it may stand for a checkpoint that is nowhere else.
+    Raises ``CheckpointError`` naming a record that is damaged: it may stand for a checkpoint that is nowhere else. Raises ``OSError`` where
+    a folder or a record may not be read.
     """
     return sorted(_entries(directory or default_dir()), key=lambda entry: (entry.saved_s, entry.counter))
 
 
 def is_alive(entry: Entry) -> bool:
-    """Whether the process that is to send ``entry`` still lives."""
+    """Whether the process that is to send ``entry`` still lives. Raises ``OSError`` where its lock may not be looked at."""
     path = (entry.directory.parent.parent / "sessions" / f"{entry.session}.lock").absolute()
     if path in _held:
         return True
@@ -496,7 +498,7 @@ def _is_over(file: int) -> bool:
 
 
 def _entries(directory: Path) -> Iterator[Entry]:
-    for folder in sorted(directory.glob("entries/*")):
+    for folder in paths_in(directory / "entries"):
         try:
             yield Entry.read(folder)
         except FileNotFoundError:

@@ -8,6 +8,7 @@ import os
 import shlex
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from . import trackers
 from .bucket import Content, RunState
 from .caches import is_cache
 from .durable import Durable
-from .findings import Finding
+from .findings import Finding, owner
 from .git import Checkout, Unclear, enclosing
 from .git import look as look_at_checkout
 from .trackers import is_wandb
@@ -93,50 +94,60 @@ class Looking:
     def watched(self) -> None:
         """Everything below the roots. One that was named and is missing cannot be judged; a recorded one that is gone holds nothing."""
         for root in self._roots:
-            mount = judge_mount(root)
-            if mount.kind == "refused":
-                what = f"it is not looked at, since {mount.warning or mount.reason}"
-                fix = f"umount -l {root}, or watch a local directory"
-                self.found.findings.append(Finding("CANNOT TELL", "mount", what, str(root), fix=fix))
-            elif not root.exists():
-                if str(root) in self._explicit:
-                    fix = f"check the path: ls {root.parent}"
-                    self.found.findings.append(Finding("CANNOT TELL", "watched", "there is no such directory", str(root), fix=fix))
-            elif root.is_file():
-                info = root.stat()
-                self.found.files.append(LocalFile(root.parent, root.name, info.st_size, info.st_mtime))
-            else:
-                top = enclosing(root.resolve().parent)
-                if top is not None:
-                    self._tracks_below(top, os.path.realpath(root))
-                self._walk(root, "file")
+            try:
+                self._watched(root)
+            except OSError as error:
+                self.found.findings.append(unreadable(root, error))
+
+    def _watched(self, root: Path) -> None:
+        mount = judge_mount(root)
+        if mount.kind == "refused":
+            what = f"it is not looked at, since {mount.warning or mount.reason}"
+            fix = f"umount -l {root}, or watch a local directory"
+            self.found.findings.append(Finding("CANNOT TELL", "mount", what, str(root), fix=fix))
+        elif not root.exists():
+            if str(root) in self._explicit:
+                fix = f"check the path: ls {root.parent}"
+                self.found.findings.append(Finding("CANNOT TELL", "watched", "there is no such directory", str(root), fix=fix))
+        elif root.is_file():
+            info = root.stat()
+            self.found.files.append(LocalFile(root.parent, root.name, info.st_size, info.st_mtime))
+        else:
+            top = enclosing(root.resolve().parent)
+            if top is not None:
+                self._tracks_below(top, os.path.realpath(root))
+            self._walk(root, "file")
 
     def working(self, directories: Iterable[Path]) -> None:
         """The checkouts in which trainings were started, and what trackers left there. Files that git ignores are nobody's loss."""
         for directory in directories:
-            if judge_mount(directory).kind == "refused":
-                what = "a training was started here, on a mount that is not looked at"
-                fix = "copy away what is only there, or name what counts: stagekit teardown --watch DIR"
-                self.found.findings.append(Finding("note", "mount", what, str(directory), fix=fix))
-                continue
-            top = enclosing(directory.resolve())
-            checkout = self._checkout(top) if top is not None else None
-            wandb, events, whole = trackers.look(directory)
-            self.found.wandb.update(wandb)
-            for path in events:
-                if not is_ignored(str(path.relative_to(directory)), self._ignored):
-                    info = path.stat()
-                    if os.path.realpath(path) not in self._tracked and self._is_new(info):
-                        self.found.files.append(
-                            LocalFile(directory, str(path.relative_to(directory)), info.st_size, info.st_mtime, "tracker")
-                        )
-            if not whole:
-                what = "so much lies here that not all of it was searched for TensorBoard's files and wandb's runs"
-                fix = f"search it: find {shlex.quote(str(directory))} -name '*.tfevents.*' -o -name 'offline-run-*'"
-                self.found.findings.append(Finding("note", "tracker", what, str(directory), fix=fix))
-            for one in (checkout, *self._inner(checkout)) if checkout is not None else ():
-                for path in one.untracked if isinstance(one, Checkout) else ():
-                    self._untracked(one.top, path)
+            try:
+                self._working(directory)
+            except OSError as error:
+                self.found.findings.append(unreadable(directory, error))
+
+    def _working(self, directory: Path) -> None:
+        if judge_mount(directory).kind == "refused":
+            what = "a training was started here, on a mount that is not looked at"
+            fix = "copy away what is only there, or name what counts: stagekit teardown --watch DIR"
+            self.found.findings.append(Finding("note", "mount", what, str(directory), fix=fix))
+            return
+        top = enclosing(directory.resolve())
+        checkout = self._checkout(top) if top is not None else None
+        wandb, events, whole = trackers.look(directory)
+        self.found.wandb.update(wandb)
+        for path in events:
+            if not is_ignored(str(path.relative_to(directory)), self._ignored):
+                info = path.stat()
+                if os.path.realpath(path) not in self._tracked and self._is_new(info):
+                    self.found.files.append(LocalFile(directory, str(path.relative_to(directory)), info.st_size, info.st_mtime, "tracker"))
+        if not whole:
+            what = "so much lies here that not all of it was searched for TensorBoard's files and wandb's runs"
+            fix = f"search it: find {shlex.quote(str(directory))} -name '*.tfevents.*' -o -name 'offline-run-*'"
+            self.found.findings.append(Finding("note", "tracker", what, str(directory), fix=fix))
+        for one in (checkout, *self._inner(checkout)) if checkout is not None else ():
+            for path in one.untracked if isinstance(one, Checkout) else ():
+                self._untracked(one.top, path)
 
     def _untracked(self, top: Path, path: Path) -> None:
         relative = str(path.relative_to(top))
@@ -205,7 +216,7 @@ class Looking:
                 with os.scandir(real) as found:
                     entries = sorted(found, key=lambda entry: entry.name)
             except OSError as error:
-                self.found.findings.append(_unreadable(root / folder, error))
+                self.found.findings.append(unreadable(root / folder, error))
                 continue
             names = [entry.name for entry in entries]
             if (folder or row != "file") and is_cache(Path(real), names):
@@ -233,7 +244,7 @@ class Looking:
             return  # a link that leads nowhere holds nothing, and neither does a file that is gone
         except OSError as error:
             if error.errno != errno.ELOOP:
-                self.found.findings.append(_unreadable(root / path, error))
+                self.found.findings.append(unreadable(root / path, error))
             return
         if stat.S_ISDIR(info.st_mode):
             folders.append((path, os.path.realpath(entry.path) if link else entry.path))
@@ -283,10 +294,9 @@ def _mounted(path: Path, judged: Judgement, pattern: str) -> Finding:
     return Finding("CANNOT TELL", "mount", what, str(path), fix=fix)
 
 
-def _unreadable(path: Path, error: OSError) -> Finding:
-    return Finding(
-        "CANNOT TELL", "file", f"it cannot be read: {error.strerror}", str(path), fix="run stagekit teardown as the user who owns it"
-    )
+def unreadable(path: Path, error: OSError) -> Finding:
+    """The row about a file or folder that may not be looked at."""
+    return Finding("CANNOT TELL", "file", f"it cannot be read: {error.strerror}", str(path), fix=f"see {owner(path)}")
 
 
 def _compare(
@@ -369,5 +379,6 @@ def _count(members: Sequence[LocalFile]) -> str:
 def existing(roots: Iterable[Path]) -> Iterator[Path]:
     """Those that are there and may be looked at."""
     for root in roots:
-        if judge_mount(root).kind != "refused" and root.exists():
-            yield root
+        with suppress(OSError):
+            if judge_mount(root).kind != "refused" and root.exists():
+                yield root

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -46,6 +48,11 @@ class Finding:
     def record(self) -> dict[str, Any]:
         """The same as plain values."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+def owner(path: str | os.PathLike[str]) -> str:
+    """What helps where ``path`` may not be read."""
+    return f"whose it is: ls -ld {shlex.quote(os.fspath(path))}; then run stagekit teardown as that user, or as root"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,18 @@ def finish_own(run: Run, on_event: Subscriber, *, clock: Callable[[], float] = t
         _drain(run, clock)
     except StagekitError as error:
         on_event(Message(str(error), "warning"))
+    except OSError as error:
+        on_event(_stays(error))
 
 
 def finish_wrapped(note: Note, target: Target, on_event: Subscriber) -> None:
     """Look once more where a ``stagekit run`` that is gone was watching, and send what it left. Never raises for a store that refuses."""
     run = Run(target.where, store=target.store, spool_dir=note.spool, rank=0, world_size=1, drain_s=STALL_S, on_event=on_event)
-    finish_left(note, run, on_event=on_event)
-    with suppress(StagekitError):
+    try:
+        finish_left(note, run, on_event=on_event)
+    except OSError as error:
+        on_event(_stays(error))
+    with suppress(StagekitError, OSError):
         run.close()
 
 
@@ -49,8 +54,10 @@ def finish(target: Target, entries: Sequence[Entry], on_event: Subscriber, *, cl
             _drain(run, clock)
         except StagekitError as error:
             on_event(Message(str(error), "warning"))
+        except OSError as error:
+            on_event(_stays(error))
         finally:
-            with suppress(UploadFailed):
+            with suppress(UploadFailed, OSError):
                 run.close()
 
 
@@ -64,6 +71,11 @@ def _drain(run: Run, clock: Callable[[], float]) -> None:
         except UploadFailed:
             if _sent(run) == before or clock() - begun_s < STALL_S:
                 raise
+
+
+def _stays(error: OSError) -> Message:
+    """What this machine's own disk said: the rows about what is left tell the rest."""
+    return Message(f"what waits here is not sent to its end, since {error.filename or 'the disk'} refuses: {error.strerror}", "warning")
 
 
 def _sent(run: Run) -> tuple[int, int]:

@@ -77,17 +77,39 @@ def judge(
     clock: Callable[[], float] = time.time,
 ) -> Verdict:
     """The verdict on a scope that ``find_scope`` found. See ``teardown``."""
+    findings = list(judged.findings)
+    states: dict[str, RunState] = {}
+    try:
+        _gather(judged, findings, states, check, deep, on_event, clock)
+    except OSError as error:
+        if isinstance(error, StagekitError) or error.filename is None:
+            raise  # it is not about what lies here
+        findings.append(files.unreadable(Path(os.fsdecode(error.filename)), error))
+    verdict = decide(findings, judged.scope)
+    if not check:  # which writes nothing
+        remember_verdict(verdict, states, clock(), judged.home)
+    return verdict
+
+
+def _gather(
+    judged: Judged,
+    findings: list[Finding],
+    states: dict[str, RunState],
+    check: bool,
+    deep: bool,
+    on_event: Subscriber,
+    clock: Callable[[], float],
+) -> None:
+    """Finish what waits, then put what is found into ``findings`` and what the runs hold into ``states``, as it is found."""
     durable = judged.durable
     # What hangs (a store, git, a name server) hangs beside the others, so that the answer comes within ten seconds.
     local = Beside(partial(_look_around, judged))
     begun = Beside(partial(_publications, judged))
-    findings = list(judged.findings)
     spools = [Path(path) for path in judged.scope.spools]
     entries, broken = uploads.pending(spools)
-    states: dict[str, RunState] = {}
     running, unread = wrapped.noted(judged.home)
     if not check:
-        states, waited = _finish(judged.targets, entries, on_event)
+        waited = _finish(judged.targets, entries, states, on_event)
         _finish_wrapped(judged.targets, running, states, on_event)
         entries, broken = uploads.pending(spools)
         waited = waited or bool(running)
@@ -115,16 +137,11 @@ def judge(
     if nothing_told and not (judged.roots or judged.targets or entries):
         fix = "name what to judge: stagekit teardown --watch DIR --run RUN"
         findings.append(Finding("CANNOT TELL", "scope", "nothing is watched and no run is recorded", "this machine", fix=fix))
-    verdict = decide(findings, judged.scope)
-    if not check:  # which writes nothing
-        remember_verdict(verdict, states, clock(), judged.home)
-    return verdict
 
 
-def _finish(targets: Iterable[Target], entries: list[Entry], on_event: Subscriber) -> tuple[dict[str, RunState], bool]:
-    """Send what dead processes left, and what this one has pending. Returns the state of those runs whose store cannot be reached, which
-    are not asked again, and whether there was something to wait for."""
-    states: dict[str, RunState] = {}
+def _finish(targets: Iterable[Target], entries: list[Entry], states: dict[str, RunState], on_event: Subscriber) -> bool:
+    """Send what dead processes left, and what this one has pending. Runs whose store cannot be reached go into ``states``, so that they
+    are not asked again. Returns whether there was something to wait for."""
     by_url = {target.url: target for target in targets}
     left: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -141,7 +158,7 @@ def _finish(targets: Iterable[Target], entries: list[Entry], on_event: Subscribe
             finish_own(own[url], on_event)
         if url in left:
             finish(to_send[url], left[url], on_event)
-    return states, len(states) < len(to_send)
+    return len(states) < len(to_send)
 
 
 def _finish_wrapped(targets: Iterable[Target], running: Iterable[Note], states: dict[str, RunState], on_event: Subscriber) -> None:

@@ -18,7 +18,7 @@ from ..store.base import Store
 from . import publications as publication_rows
 from .durable import Durable
 from .files import is_ignored
-from .findings import Finding, Scope
+from .findings import Finding, Scope, owner
 
 # Together these keep one call to a store that does not answer below ten seconds.
 _CONNECT_S, _READ_S, _RETRY_S = 3.0, 5.0, 3.0
@@ -93,6 +93,8 @@ def find_scope(
         recorded = [known for known in known_runs(home) if not known.url.startswith("memory://")]
     except (StagekitError, OSError) as error:
         fix = "name the runs and directories: stagekit teardown --run RUN --watch DIR"
+        if isinstance(error, OSError) and error.filename:
+            fix = f"see {owner(error.filename)}; or {fix}"
         what = f"this machine's records cannot be read: {error}"
         findings.append(Finding("CANNOT TELL", "records", what, str(home or home_directory()), fix=fix))
     by_url = {known.url: known for known in recorded}
@@ -109,7 +111,7 @@ def find_scope(
     scope = Scope(
         watched=tuple(map(str, outer)),
         runs=tuple(target.url for target in targets),
-        spools=tuple(str(path) for path in spools if path.is_dir()),
+        spools=tuple(str(path) for path in spools if _is_there(path)),
         ignored=tuple(ignore),
         working=tuple(map(str, working)),
         publications=tuple(one.url for one in publications),
@@ -136,8 +138,11 @@ def _paths(given: Iterable[str | os.PathLike[str]], name: str) -> list[Path]:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a recorded directory is still there. One that must not be touched counts as there, so that it is told."""
-    return judge(path).kind == "refused" or path.exists()
+    """Whether a recorded directory is still there. One that must not be touched, or may not be, counts as there, so that it is told."""
+    try:
+        return judge(path).kind == "refused" or path.exists()
+    except OSError:
+        return True
 
 
 def _named(where: Where, by_url: dict[str, KnownRun], store: StoreConfig | None) -> Target:

@@ -9,7 +9,7 @@ from ..errors import CheckpointError
 from ..runs import spool
 from ..runs.spool import Entry
 from ..units import format_count
-from .findings import Finding
+from .findings import Finding, owner
 
 
 def pending(directories: Iterable[Path]) -> tuple[list[Entry], list[Finding]]:
@@ -18,10 +18,15 @@ def pending(directories: Iterable[Path]) -> tuple[list[Entry], list[Finding]]:
     findings: list[Finding] = []
     for directory in directories:
         try:
-            entries.extend(spool.pending(directory))
-        except (CheckpointError, OSError) as error:
+            for entry in spool.pending(directory):
+                spool.is_alive(entry)  # asked again below, where nobody expects that it cannot be told
+                entries.append(entry)
+        except CheckpointError as error:
             fix = f"look at its files below {directory}/entries before you remove it"
             findings.append(Finding("NO", "spool", f"a pending save cannot be read: {error}", str(directory), fix=fix))
+        except OSError as error:
+            what = f"{error.filename or directory} cannot be read ({error.strerror}), and saves that are in no bucket may wait there"
+            findings.append(Finding("CANNOT TELL", "spool", what, str(directory), fix=f"see {owner(error.filename or directory)}"))
     return entries, findings
 
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..config import home_directory
 from ..errors import ManifestError
 from ..wrapping.note import Note, notes
-from .findings import Finding
+from .findings import Finding, owner
 
 
 def noted(home: Path | None = None) -> tuple[list[Note], list[Finding]]:
     """All notes, and what cannot be read."""
     try:
-        return notes(home), []
-    except (ManifestError, OSError) as error:
-        fix = "look at it before you remove it"
-        return [], [Finding("CANNOT TELL", "wrapped", f"the note of a stagekit run cannot be read: {error}", "this machine", fix=fix)]
+        found = notes(home)
+        for note in found:
+            note.is_over()  # asked again below, where nobody expects that it cannot be told
+        return found, []
+    except ManifestError as error:
+        fix, what = "look at it before you remove it", f"the note of a stagekit run cannot be read: {error}"
+    except OSError as error:
+        fix = f"see {owner(error.filename or home or home_directory())}"
+        what = f"whether a stagekit run lives, or has left something, cannot be told: {error.filename} cannot be read ({error.strerror})"
+    return [], [Finding("CANNOT TELL", "wrapped", what, "this machine", fix=fix)]
 
 
 def judge(found: Iterable[Note]) -> list[Finding]:

@@ -690,6 +690,53 @@ def test_the_matrix(name: str, machine: Machine, capsys: pytest.CaptureFixture[s
         assert {one["weight"] for one in findings} <= {"note", *([ANSWERS[code]] if code else []), "CANNOT TELL"}
 
 
+CLOSING = """
+import contextlib, io, json, os, sys
+from stagekit.cli import main
+for closed, arguments in json.loads(sys.argv[1]):
+    mode = os.stat(closed).st_mode
+    os.chmod(closed, 0)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = main(["teardown", *arguments, "--json"])
+    os.chmod(closed, mode)
+    print(json.dumps([code, said.getvalue().splitlines()]))
+"""
+OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
+"""Root as somebody whom the modes of files bind."""
+
+
+def test_what_may_not_be_read_cannot_be_told(machine: Machine) -> None:
+    """The newest step is in the spool and nowhere else."""
+    machine.dead_child(STILL_SENDING)
+    shutil.rmtree(machine.out / "checkpoint-300")
+    home = home_directory()
+    (home / "wrapped").mkdir()
+    (record,) = home.glob("spool/entries/*/record.json")
+    spool = "cannot be read (Permission denied), and saves that are in no bucket may wait there"
+    cases = [
+        (home / "spool", 4, "spool", spool),
+        (home / "spool" / "entries", 4, "spool", spool),
+        (home / "spool" / "sessions", 4, "spool", spool),
+        (record, 4, "spool", spool),
+        (home / "wrapped", 3, "wrapped", "whether a stagekit run lives, or has left something, cannot be told"),
+        (home / "runs", 3, "records", "records cannot be read: [Errno 13]"),
+        (home, 4, "records", "records cannot be read: [Errno 13]"),
+        (machine.out, 3, "file", "it cannot be read: Permission denied"),
+    ]
+    # Where the spool can be read its save would be sent, and nothing would be left.
+    asked = [(case, more) for case in cases for more in ([[], ["--check"]] if case[1] == 4 else [["--check"]])]
+    given = json.dumps([(str(case[0]), [*machine.arguments, *more]) for case, more in asked])
+    first = OBEYING if os.getuid() == 0 else []
+    done = subprocess.run([*first, sys.executable, "-c", CLOSING, given], capture_output=True, text=True, check=True)
+    for ((closed, answer, row, words), _), line in zip(asked, done.stdout.splitlines(), strict=True):
+        code, shown = json.loads(line)
+        assert code == answer, (closed, shown)
+        told = [one for one in map(json.loads, shown) if one["event"] == "finding" and one["row"] == row and words in one["what"]]
+        assert [one["weight"] for one in told] == ["CANNOT TELL"], (closed, shown)
+        assert f"ls -ld {closed}" in told[0]["fix"]
+    assert main(["teardown", *machine.arguments]) == 0
+
+
 def test_the_scope_is_printed_first(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["teardown", *machine.arguments, "--ignore", "*.tmp"]) == 0
     lines = capsys.readouterr().out.splitlines()
