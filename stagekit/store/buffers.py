@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _here = threading.local()
-_STEP = 2 * 2**20  # a page, where the system has large ones; bodies of about one size fit into one another's memory
-_SLACK = 1.25
+_LEAST = 2 * 2**20  # bytes; what is smaller is had again without being cleared
+_STEP = 2**18  # bytes; bodies of about one size fit into one another's memory
+_SLACK = 1.125  # more than that would be held beyond what was asked for
 _OURS = 3  # references to an array of the pool that nobody else has: the pool's, a variable, and the argument that counts them
 
 
@@ -67,6 +68,6 @@ class Buffers:
 def buffer(size: int) -> memoryview:
     """``size`` bytes to read a body into: of what was lent to this thread, else fresh ones. Neither is cleared."""
     buffers: Buffers | None = getattr(_here, "buffers", None)
-    if buffers is None or size < _STEP:
+    if buffers is None or size < _LEAST:
         return np.empty(size, np.uint8).data
     return buffers.take(size)
