@@ -536,9 +536,7 @@ class Run:
             left = spool.adopt(self.url)
         waiting = [str(entry.step) for entry in left if entry.dropped is None]
         if waiting:
-            self._on_event(
-                Message(f"the last process here ended before step {', '.join(waiting)} was in {self.url}; that is finished now", "warning")
-            )
+            self._on_event(Message(f"the last process here ended before {_steps(waiting)} in {self.url}; sending that now", "warning"))
         # What the other ranks had to deliver first: the commit waits for it.
         for entry in sorted(left, key=lambda one: one.rank == 0):
             uploader.add(entry, adopted=True)
@@ -582,6 +580,10 @@ def _is_full(error: BaseException, directory: Path) -> bool:
     with suppress(OSError):
         return shutil.disk_usage(directory).free < _FULL_BYTES
     return False
+
+
+def _steps(steps: list[str]) -> str:
+    return f"step {steps[0]} was" if len(steps) == 1 else f"steps {', '.join(steps)} were"
 
 
 def _numbers(metrics: Mapping[str, float]) -> Metrics:

@@ -12,6 +12,8 @@ from .collect import Collector, waiting_for
 from .logs import Logs
 from .note import Note
 
+_SHOWN = 3
+
 
 def finish_left(
     note: Note,
@@ -43,8 +45,11 @@ def finish_left(
         run.drain(run._drain_s)  # what was seen before the kill
         here, _ = collector.before(run.checkpoints(), waiting_for(run))
         if here:
-            steps = ", ".join(str(found.step()) for found in here)
-            on_event(Message(f"the last stagekit run here was killed before step {steps} was seen; that is finished now", "warning"))
+            how = "ended before" if note.ended else "was killed before it saw"
+            more = f" and {len(here) - _SHOWN} more" if len(here) > _SHOWN else ""
+            names = ", ".join(found.name for found in here[:_SHOWN]) + more
+            what = f"all was sent, such as {names}" if note.ended else names
+            on_event(Message(f"the last stagekit run here {how} {what}; sending that now", "warning"))
         pinned = -1
         while pinned < collector.submitted:  # what is sent makes room for what could not be pinned
             pinned = collector.submitted

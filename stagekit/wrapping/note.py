@@ -26,7 +26,7 @@ class Note:
     """One ``stagekit run``, by ``process``.
 
     ``watched``: its directories by the names they have in the logs. ``killed``: its command did not end by itself, so that what it wrote
-    last may be cut. ``grace_s``: what the command has after SIGTERM.
+    last may be cut. ``ended``: ``stagekit run`` has seen that end, so that nobody killed it before. ``grace_s``: what the command has after SIGTERM.
     """
 
     attempt: str
@@ -42,6 +42,7 @@ class Note:
     grace_s: float
     spool: Path | None = None
     killed: bool = True
+    ended: bool = False
     home: Path = field(default_factory=home_directory)
 
     @property
@@ -144,6 +145,7 @@ def _read(path: Path, home: Path) -> Note:
             grace_s=float(values["grace_s"]),
             spool=Path(values["spool"]) if values["spool"] else None,
             killed=bool(values["killed"]),
+            ended=bool(values.get("ended", False)),
             home=home,
         )
     except (KeyError, TypeError, AttributeError) as error:

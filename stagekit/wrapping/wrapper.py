@@ -517,7 +517,7 @@ class _Wrapper:
         self.ended = True
         killed = code < 0
         try:
-            note = replace(note, killed=killed)
+            note = replace(note, killed=killed, ended=True)
             with suppress(OSError):  # a full disk: the one that is there says that it was killed, and less is believed then
                 note.write()
             self.collector.scan(still=True, killed=killed)

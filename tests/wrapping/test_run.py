@@ -355,7 +355,7 @@ def test_after_kill_9_of_stagekit_run_the_command_ends_and_the_next_start_sends_
     assert machine.steps() == [1]
     again = machine.run("3")
     assert again.code == 0, again.err
-    assert "the last stagekit run here was killed before step 2 was seen; that is finished now" in again.err
+    assert "the last stagekit run here was killed before it saw checkpoint-2; sending that now" in again.err
     assert again.out.startswith(f"from 2 of {machine.url} in {machine.out}/checkpoint-2\n")
     assert machine.steps() == [3, 2, 1]
     printed = machine.logs("stdout.log")
@@ -465,6 +465,7 @@ def test_a_save_that_finds_no_room_at_all_is_a_failure_and_the_next_start_sends_
     done = machine.stagekit("teardown", *machine.durable)
     assert machine.steps() == [1]
     assert done.code == 0, done.out
+    assert "the last stagekit run here ended before all was sent, such as checkpoint-1; sending that now" in done.err
 
 
 def test_a_second_start_beside_a_living_one_is_refused(machine: Machine) -> None:
