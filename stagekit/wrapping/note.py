@@ -26,7 +26,8 @@ class Note:
     """One ``stagekit run``, by ``process``.
 
     ``watched``: its directories by the names they have in the logs. ``killed``: its command did not end by itself, so that what it wrote
-    last may be cut. ``ended``: ``stagekit run`` has seen that end, so that nobody killed it before. ``grace_s``: what the command has after SIGTERM.
+    last may be cut. ``ended``: ``stagekit run`` has seen that end, so that nobody killed it before. ``grace_s``: what the command has after
+    SIGTERM.
     """
 
     attempt: str

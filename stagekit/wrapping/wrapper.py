@@ -232,6 +232,8 @@ class _Wrapper:
     early: list[int] = field(default_factory=list)
     sender: threading.Thread | None = None
     ended: bool = False
+    recorder: threading.Thread | None = None
+    unrecorded: str | None = None
     last: threading.Thread | None = None
     sent_last: bool = False
     held: int = -1
@@ -299,7 +301,7 @@ class _Wrapper:
             spool, _ = self.training._begin()  # teardown must find this run also when nothing is ever saved
             spool.over = lambda: self._left_to_look() <= 0
             if held is not None:
-                self._record(attempt)
+                self.recorder = self._record(attempt)
         except BaseException:
             note.remove()
             raise
@@ -380,25 +382,37 @@ class _Wrapper:
                 ) from error
             raise UsageError(f"{what} ({error.strerror or error}); set STAGEKIT_HOME to a directory that can be") from error
 
-    def _record(self, attempt: str) -> None:
+    def _record(self, attempt: str) -> threading.Thread:
+        """Note in the run how it was started, as things are now, beside the training: a store that takes nothing must not hold it back."""
         from .. import __version__
 
-        try:
-            create(self.training._store, self.clock)
-            if self.settings.record:
-                described = record.describe(
-                    attempt,
-                    self.command,
-                    self.settings.options,
-                    directory=Path.cwd(),
-                    started_s=self.clock(),
-                    world_size=self.world_size,
-                    secrets=secret_values(self.environ),
-                    stagekit=__version__,
-                )
-                record.save(self.training._store, described)
-        except (StagekitError, OSError) as error:
-            self.on_event(Message(f"how this attempt was started is not noted in {self.training.url}: {error}", "warning"))
+        described = None
+        if self.settings.record:
+            described = record.describe(
+                attempt,
+                self.command,
+                self.settings.options,
+                directory=Path.cwd(),
+                started_s=self.clock(),
+                world_size=self.world_size,
+                secrets=secret_values(self.environ),
+                stagekit=__version__,
+            )
+
+        def send() -> None:
+            try:
+                create(self.training._store, self.clock)
+                if described is not None:
+                    record.save(self.training._store, described)
+            except (StagekitError, OSError) as error:
+                self.unrecorded = str(error)
+            else:
+                self.unrecorded = None
+
+        self.unrecorded = "the store has not taken it yet"
+        recorder = threading.Thread(target=send, name="stagekit-record", daemon=True)
+        recorder.start()
+        return recorder
 
     # -------------------------------------------------------------------------------------------------------- while it runs
 
@@ -564,6 +578,8 @@ class _Wrapper:
                     continue
                 if logs is not None:
                     sent_logs = self._last_logs(logs, end_s)
+                if self.recorder is not None:
+                    self.recorder.join(self._left(end_s))
                 self.draining = False
                 break
             except _Hurry:
@@ -572,6 +588,9 @@ class _Wrapper:
                 self.draining = False
                 problems.append("interrupted")
                 break
+        if self.unrecorded is not None:
+            text = f"how this attempt was started is not noted in {self.training.url}: {self.unrecorded}"
+            self.on_event(Message(text, "warning"))
         if (failed := self._close(end_s)) is not None:
             problems.append(failed)
         if unsaved := self.collector.unsaved:

@@ -513,6 +513,22 @@ def test_a_run_that_cannot_be_read_stops_before_the_command(
         assert fresh.code == 1, "what could not be sent makes it fail"
 
 
+def test_a_store_that_takes_no_writes_does_not_hold_the_training_back(
+    tmp_path: Path, moto_server: S3Server, credentials_for: Callable[[S3Server], StoreConfig]
+) -> None:
+    credentials_for(moto_server)
+    url = f"s3://{moto_server.create_bucket()}/run"
+    with FaultProxy(moto_server.endpoint_url) as proxy:
+        machine = Machine(tmp_path / "machine", url, {"AWS_ENDPOINT_URL": proxy.endpoint_url, "AWS_PROFILE": moto_server.name}, options=())
+        proxy.fault(Status(500), method="PUT", times=None)
+        process = machine.running("1", "--hang", options=("--drain", "1s"))
+        eventually(lambda: (machine.out / "train.log").exists(), "it was held back until the retries of five minutes were used up")
+        process.terminate()
+        code, _, err = finished(process)
+        assert code == 143, err
+        assert f"how this attempt was started is not noted in {url}: " in err
+
+
 def test_damaged_checkpoints_stop_it_too(machine: Machine) -> None:
     assert machine.run("1").code == 0
     store = DirectoryStore(machine.url)
