@@ -515,6 +515,8 @@ class Run:
         else:
             self._pid = os.getpid()
             self._spool = Spool(self._spool_dir or default_dir())
+            if self._spool_dir is not None:
+                self._spool.prepare()
             self._uploader = Uploader(self._spool, self.url, self._store_to_write, self._settings, self._on_event)
             if self._resumed is not None:
                 self._uploader.protect(self._resumed.name)

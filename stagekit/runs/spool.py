@@ -215,6 +215,14 @@ class Spool:
         announced.enter_context(self._announced(self._largest, directory.parent))
         return directory
 
+    def prepare(self) -> None:
+        """Make the directory for pending saves now, so that a spool that is not there later was removed, moved or unmounted.
+
+        A disk that takes no directory is told by the first pin.
+        """
+        with contextlib.suppress(OSError):
+            (self.directory / "entries").mkdir(parents=True, exist_ok=True)
+
     def _new_directory(self) -> Path:
         self._open()
         with self._lock:
@@ -466,6 +474,11 @@ def pending(directory: Path | None = None) -> list[Entry]:
     a folder or a record may not be read.
     """
     return sorted(_entries(directory or default_dir()), key=lambda entry: (entry.saved_s, entry.counter))
+
+
+def is_there(directory: Path) -> bool:
+    """Whether a spool that was used on this machine is there. Raises ``OSError`` where that may not be looked at."""
+    return directory == default_dir() or (directory / "entries").exists()
 
 
 def is_alive(entry: Entry) -> bool:

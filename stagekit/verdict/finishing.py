@@ -34,6 +34,9 @@ def finish_own(run: Run, on_event: Subscriber, *, clock: Callable[[], float] = t
 
 def finish_wrapped(note: Note, target: Target, on_event: Subscriber) -> None:
     """Look once more where a ``stagekit run`` that is gone was watching, and send what it left. Never raises for a store that refuses."""
+    with suppress(OSError):
+        if note.spool is not None and not spool.is_there(note.spool):
+            return  # a row tells; a new one in its place would hide that
     run = Run(target.where, store=target.store, spool_dir=note.spool, rank=0, world_size=1, drain_s=STALL_S, on_event=on_event)
     try:
         finish_left(note, run, on_event=on_event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from ..errors import StagekitError, UsageError
 from ..mounts import judge
 from ..publishing.begun import Begun
 from ..runs import KnownRun, known_runs, parse_reference
-from ..runs.spool import default_dir
+from ..runs.spool import default_dir, is_there
 from ..store import Where, open_store
 from ..store.base import Store
+from ..units import counted
 from . import publications as publication_rows
 from .durable import Durable
 from .files import is_ignored
@@ -106,6 +108,9 @@ def find_scope(
     outer = _outermost(roots)
     working = [] if explicit else sorted({path for known in here for path in known.working if _is_there(path)} - set(outer))
     spools = sorted({default_dir(), *(path for known in recorded for path in known.spools)})
+    findings.extend(_lost_spool(path) for path in spools if not _spool_is_there(path))
+    if not explicit:
+        findings.extend(finding for known in here if (finding := _vanished(known, outer)) is not None)
     publications, broken = publication_rows.recorded(home)
     lasting = Durable(_paths(durable, "durable"))
     scope = Scope(
@@ -143,6 +148,30 @@ def _is_there(path: Path) -> bool:
         return judge(path).kind == "refused" or path.exists()
     except OSError:
         return True
+
+
+def _spool_is_there(path: Path) -> bool:
+    try:
+        return judge(path).kind == "refused" or is_there(path)
+    except OSError:
+        return True  # what is in it cannot be read, and that is told
+
+
+def _lost_spool(path: Path) -> Finding:
+    what = "a spool that was used here is not there any more, and saves that are in no bucket may wait in it"
+    fix = f"mount its disk again, or move it back; if it was removed on purpose: mkdir -p {shlex.quote(str(path / 'entries'))}"
+    return Finding("CANNOT TELL", "spool", what, str(path), fix=fix)
+
+
+def _vanished(known: KnownRun, roots: Sequence[Path]) -> Finding | None:
+    """The note about directories that were watched for a run and are gone. What was rotated away below one that is there is not meant."""
+    gone = _outermost([path for path in known.watched if not _is_there(path) and not any(path.is_relative_to(root) for root in roots)])
+    if not gone:
+        return None
+    more = f", like {counted(len(gone) - 1, 'other')}" if len(gone) > 1 else ""
+    what = f"{gone[0]} was watched and is not there any more{more}: nothing in it is judged"
+    fix = "if it was moved, or its disk is not mounted, name where it is: stagekit teardown --watch DIR"
+    return Finding("note", "watched", what, known.url, fix=fix)
 
 
 def _named(where: Where, by_url: dict[str, KnownRun], store: StoreConfig | None) -> Target:

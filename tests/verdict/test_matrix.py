@@ -325,6 +325,23 @@ def damaged_records_of_this_machine(machine: Machine) -> None:
     record.write_text("{")
 
 
+def a_spool_that_is_not_there(machine: Machine) -> None:
+    """Of a run with a disk of its own for pending saves, which is not mounted any more: its mount point is empty."""
+    disk = machine.work.parent / "disk"
+    with Run(machine.url, spool_dir=disk, on_event=lambda event: None) as run:
+        run.submit(machine.out / "checkpoint-200", step=200)
+    shutil.rmtree(disk)
+    disk.mkdir()
+
+
+def a_spool_that_was_never_needed(machine: Machine) -> None:
+    machine.dead_child("Run(url, spool_dir=sys.argv[3]).drain()\nready()\n", str(machine.work.parent / "disk"))
+
+
+def a_watched_directory_that_is_not_there(machine: Machine) -> None:
+    machine.out.rename(machine.work / "data")
+
+
 def nothing_recorded(machine: Machine) -> None:
     shutil.rmtree(home_directory())
 
@@ -587,6 +604,13 @@ MATRIX = {
     "a bucket mounted below": Row(a_bucket_mounted_below, 4, "mount", "inside: it is not looked at", "--ignore inside", in_shell=False),
     "a bucket linked to": Row(a_bucket_mounted_below, 4, "mount", "link: it is not looked at", "--ignore link", in_shell=False),
     "damaged records": Row(damaged_records_of_this_machine, 4, "records", "records cannot be read", "--run RUN --watch DIR"),
+    "a spool that is not there": Row(
+        a_spool_that_is_not_there, 4, "spool", "a spool that was used here is not there any more", "mkdir -p "
+    ),
+    "a spool that was never needed": Row(a_spool_that_was_never_needed, 0),
+    "a watched directory that is not there": Row(
+        a_watched_directory_that_is_not_there, 0, "watched", "out was watched and is not there any more: ", "teardown --watch DIR"
+    ),
     "nothing recorded": Row(nothing_recorded, 4, "scope", "nothing is watched and no run is recorded", "--watch DIR --run RUN"),
     "a run without a checkpoint": Row(a_run_without_a_checkpoint, 0, "run", "the run has no checkpoint yet"),
     "git: changed": Row(a_changed_script, 3, "git", "1 file changed and not committed, such as train.py", "commit -am"),
