@@ -42,10 +42,14 @@ _SKEW_S = 60.0
 
 @dataclass(slots=True)
 class RunState:
-    """What one run's bucket holds now. ``held`` is safe there; ``dropped`` was given up by policy, so its local copies are no loss."""
+    """What one run's bucket holds now. ``held`` is safe there; ``dropped`` was given up by policy, so its local copies are no loss.
+
+    ``is_empty``: neither a checkpoint nor a file of a watched directory was ever sent to it.
+    """
 
     url: str
     seen: bool = False
+    is_empty: bool = False
     newest: Checkpoint | None = None
     held: dict[Content, int] = field(default_factory=dict)
     dropped: set[Content] = field(default_factory=set)
@@ -122,7 +126,8 @@ def _look(store: Store, state: RunState, clock: Callable[[], float], deep: bool,
     if not committed:
         state.findings.append(Finding("note", "run", "the run has no checkpoint yet", state.url))
     _superseded(store, state)
-    _logs(store, state)
+    from_watched = _logs(store, state)
+    state.is_empty = not (names or from_watched)
     _open_uploads(store, state, clock())
     _lease(store, state, clock())
     if newest is not None:
@@ -198,13 +203,17 @@ def _superseded(store: Store, state: RunState) -> None:
             state.dropped.update((size, sha256) for _, size, sha256 in record.files)
 
 
-def _logs(store: Store, state: RunState) -> None:
-    """What ``stagekit run`` sent besides checkpoints is safe, too, where every piece of it is there with its size."""
+def _logs(store: Store, state: RunState) -> bool:
+    """What ``stagekit run`` sent besides checkpoints is safe, too, where every piece of it is there with its size. Whether some of it
+    is from a watched directory, and not only what a command printed."""
+    from_watched = False
     listed = {info.key: info.size for info in store.list(LOGS)}
     for _, found in manifests(store):
         for file in found:
+            from_watched |= "/" in file.path
             if all(listed.get(key) == size for key, size in file.objects):
                 state.held.setdefault((file.bytes, file.sha256), 0)
+    return from_watched
 
 
 def _open_uploads(store: Store, state: RunState, now_s: float) -> None:

@@ -376,6 +376,12 @@ def _count(members: Sequence[LocalFile]) -> str:
     return "1 file" if len(members) == 1 else f"{format_count(len(members))} files"
 
 
+def holds_a_file(root: Path) -> bool:
+    """Whether anything but folders lies below ``root``, or may, where that cannot be read."""
+    unread: list[OSError] = []
+    return root.is_file() or any(names for _, _, names in os.walk(root, onerror=unread.append)) or bool(unread)
+
+
 def existing(roots: Iterable[Path]) -> Iterator[Path]:
     """Those that are there and may be looked at."""
     for root in roots:

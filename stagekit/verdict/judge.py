@@ -130,9 +130,13 @@ def _gather(
     beats = [beat for url in states if (beat := last_heartbeat(url, judged.home)) is not None]
     findings.extend(steps.judge(states, [entry for entry in entries if not durable.holds(entry.directory)], beats))
     findings.extend(_local(judged, local.get(), states, clock, on_event))
+    for target in judged.targets:
+        findings.extend(_never_saved(target, states, judged))
     findings.extend(begun.get())
     findings.extend(_origins(judged, states))
     findings.extend(processes.judge(list(files.existing(judged.roots))))
+    living = {note.url for note in running if not note.is_over()}  # what they have started is no news
+    findings.extend(processes.survivors({target.url for target in judged.targets} - living))
     nothing_told = all(finding.weight == "note" for finding in findings)
     if nothing_told and not (judged.roots or judged.targets or entries):
         fix = "name what to judge: stagekit teardown --watch DIR --run RUN"
@@ -217,6 +221,17 @@ def _origins(judged: Judged, states: dict[str, RunState]) -> list[Finding]:
             asked.append(partial(origins.judge_base_model, state, judged.ignores, open_briefly, target.store, home=judged.home))
             asked.append(partial(origins.judge_dataset, state, target.datasets, judged.ignores, open_briefly, target.store, judged.durable))
     return [finding for told in each(lambda ask: ask(), asked, threads=_AT_ONCE) for finding in told]
+
+
+def _never_saved(target: Target, states: dict[str, RunState], judged: Judged) -> list[Finding]:
+    """A run to which nothing was ever sent, and whose recorded directory holds nothing either: its training saved somewhere else."""
+    state = states.get(target.url)
+    there = [path for path in files.existing(target.watched) if str(path) in judged.scope.watched and str(path) not in judged.explicit]
+    if state is None or not (state.seen and state.is_empty) or not there or any(files.holds_a_file(path) for path in there):
+        return []
+    what = "no file was ever seen below it, and its run has no checkpoint: the training may have saved to another directory"
+    fix = f"find where it saved, and name that: stagekit teardown --run {target.url} --watch DIR"
+    return [Finding("CANNOT TELL", "watched", what, str(there[0]), fix=fix)]
 
 
 def _on_this_machine(target: Target, durable: Durable) -> list[Finding]:

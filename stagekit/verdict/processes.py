@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,37 @@ def judge(roots: Sequence[Path], *, proc: Path = PROC) -> list[Finding]:
             fix = f"wait until it ends, or stop it: kill {pid}"
             findings.append(Finding("NO", "process", what, _root_of(writer.path, roots, real), fix=fix))
     return findings
+
+
+def survivors(urls: Collection[str], *, proc: Path = PROC) -> list[Finding]:
+    """One finding per process that a ``stagekit run`` for one of ``urls`` has started, and that lives on without it.
+
+    Its environment tells. This process and those above it do not count: the shell that asks waits for the answer.
+    """
+    if not urls or not (proc / "self").exists():
+        return []
+    wanted = {f"STAGEKIT_RUN={url}".encode(): url for url in urls}
+    above = _above(os.getpid(), proc)
+    findings = []
+    for pid in sorted({int(name) for name in os.listdir(proc) if name.isdigit()} - above):
+        try:
+            url = next((wanted[one] for one in (proc / str(pid) / "environ").read_bytes().split(b"\0") if one in wanted), None)
+            if url is not None:
+                what = f"process {pid} ({_command(proc / str(pid))}) was started by a stagekit run for it, and lives on without that"
+                findings.append(Finding("NO", "process", what, url, fix=f"wait until it ends, or stop it: kill {pid}"))
+        except OSError:
+            continue  # it has ended, or is another user's: whether that one could write is asked for each watched directory
+    return findings
+
+
+def _above(pid: int, proc: Path) -> set[int]:
+    """``pid`` and its parents."""
+    found: set[int] = set()
+    with suppress(OSError, ValueError, IndexError):
+        while pid and pid not in found:
+            found.add(pid)
+            pid = int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return found
 
 
 def _writer(folder: Path, pid: int, roots: Sequence[str]) -> Writer | None:

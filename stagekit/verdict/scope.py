@@ -28,12 +28,13 @@ _CONNECT_S, _READ_S, _RETRY_S = 3.0, 5.0, 3.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One run of the scope, and how its store is reached."""
+    """One run of the scope, and how its store is reached. ``watched`` is where its trainings were to save, as this machine recorded it."""
 
     url: str
     where: Where
     store: StoreConfig | None
     datasets: Mapping[str, str] = field(default_factory=dict)
+    watched: tuple[Path, ...] = ()
 
     def open(self) -> Store:
         """The run's store, with little patience."""
@@ -101,7 +102,7 @@ def find_scope(
         findings.append(Finding("CANNOT TELL", "records", what, str(home or home_directory()), fix=fix))
     by_url = {known.url: known for known in recorded}
     named = list({target.url: target for target in (_named(where, by_url, store) for where in runs)}.values())
-    targets = named or [Target(known.url, known.url, store or known.store, known.datasets) for known in recorded]
+    targets = named or [Target(known.url, known.url, store or known.store, known.datasets, known.watched) for known in recorded]
     explicit = _paths(watch, "watch")
     here = [by_url[target.url] for target in targets if target.url in by_url]
     roots = explicit or [path for known in here for path in known.watched if _is_there(path)]
@@ -178,8 +179,8 @@ def _named(where: Where, by_url: dict[str, KnownRun], store: StoreConfig | None)
     # Opening does no I/O; it gives one spelling to "s3://bucket/run/" and "s3://bucket/run".
     url = str(open_store(parse_reference(where)[0] if isinstance(where, str) else where).location)
     known = by_url.get(url)
-    config, datasets = (known.store, known.datasets) if known else (None, {})
-    return Target(url, where if not isinstance(where, str) else url, store or config, datasets)
+    config, datasets, watched = (known.store, known.datasets, known.watched) if known else (None, {}, ())
+    return Target(url, where if not isinstance(where, str) else url, store or config, datasets, watched)
 
 
 def _outermost(roots: Sequence[Path]) -> list[Path]:

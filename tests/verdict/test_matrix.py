@@ -241,6 +241,18 @@ def a_writer_without_a_run(machine: Machine) -> None:
     machine.arguments += ["--ignore", "train.log"]
 
 
+def a_command_that_outlived_its_stagekit_run(machine: Machine) -> None:
+    with machine.monkeypatch.context() as patch:
+        patch.setenv("STAGEKIT_RUN", machine.url)
+        machine.child("ready()\nsys.stdin.read()\n")
+
+
+def a_command_of_another_run(machine: Machine) -> None:
+    with machine.monkeypatch.context() as patch:
+        patch.setenv("STAGEKIT_RUN", machine.url + "-2")
+        machine.child("ready()\nsys.stdin.read()\n")
+
+
 def another_machine(machine: Machine) -> None:
     process = Process("other-server", "boot", "pid:[1]", 77, "1")
     lease = Lease(9, "0123abcd", process, 1_700_000_000.0)
@@ -340,6 +352,16 @@ def a_spool_that_was_never_needed(machine: Machine) -> None:
 
 def a_watched_directory_that_is_not_there(machine: Machine) -> None:
     machine.out.rename(machine.work / "data")
+
+
+def a_directory_that_nobody_wrote_to(machine: Machine) -> None:
+    """The training saved to ``out``, and ``outt`` was watched."""
+    (machine.work / "outt").mkdir()
+    url = str(machine.work.parent / "bucket" / "other")
+    with Run(url, on_event=lambda event: None) as run:
+        run.watch(machine.work / "outt")
+        run.drain()
+    DirectoryStore(url).put("run.json", machine.store.get("run.json"))
 
 
 def nothing_recorded(machine: Machine) -> None:
@@ -589,6 +611,10 @@ MATRIX = {
     "a damaged record": Row(a_damaged_record, 3, "spool", "a pending save cannot be read", "before you remove it"),
     "training": Row(training, 3, "writer", "is training and writes to this run", "kill "),
     "a writer without a run": Row(a_writer_without_a_run, 3, "process", "train.log open for writing", "kill "),
+    "a command that outlived its stagekit run": Row(
+        a_command_that_outlived_its_stagekit_run, 3, "process", "was started by a stagekit run for it, and lives on", "kill "
+    ),
+    "a command of another run": Row(a_command_of_another_run, 0),
     "another machine": Row(another_machine, 0, "writer", "process 77 on other-server now, which is another machine"),
     "another container": Row(another_container, 4, "writer", "in another container of this machine", "look in that container"),
     "a missing object": Row(a_missing_object, 3, "damaged", "step 200 is not whole in the bucket: model.bin missing", "stagekit verify"),
@@ -610,6 +636,9 @@ MATRIX = {
     "a spool that was never needed": Row(a_spool_that_was_never_needed, 0),
     "a watched directory that is not there": Row(
         a_watched_directory_that_is_not_there, 0, "watched", "out was watched and is not there any more: ", "teardown --watch DIR"
+    ),
+    "a directory that nobody wrote to": Row(
+        a_directory_that_nobody_wrote_to, 4, "watched", "no file was ever seen below it, and its run has no checkpoint", "--watch DIR"
     ),
     "nothing recorded": Row(nothing_recorded, 4, "scope", "nothing is watched and no run is recorded", "--watch DIR --run RUN"),
     "a run without a checkpoint": Row(a_run_without_a_checkpoint, 0, "run", "the run has no checkpoint yet"),
