@@ -38,6 +38,9 @@ Stat = tuple[int, int, int]
 INCOMPLETE = ".incomplete"
 """What is appended to the name of a save that its trainer did not finish, so that no trainer takes it for a checkpoint."""
 
+ABANDONED = ".abandoned"
+"""The same for a save that its run has gone on without."""
+
 _STEP = re.compile(r"(?:step|iter|global_step|checkpoint)[=_-]?0*([0-9]{1,12})(?![0-9])", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![0-9.])0*([0-9]{1,12})(?![0-9.])")
 _TRAINERS = re.compile(r"(trainer_state\.json|training_args\.bin|optimizer|scheduler\.pt|rng_state|global_step|latest|pytorch_model_fsdp)")
@@ -146,8 +149,8 @@ class Look:
 def look(root: Path, patterns: Sequence[str] = (), *, over: Callable[[], bool] = lambda: False) -> Look:
     """Everything below ``root``. ``patterns`` are shell patterns for paths below it, or for names. What vanishes meanwhile is left out.
 
-    Links to directories are not followed. What has a name that begins with ``.`` or ends in ``.incomplete`` is nobody's. ``over`` is asked
-    again and again: once it is true, what was seen so far is returned.
+    Links to directories are not followed. What has a name that begins with ``.`` or ends in ``.incomplete`` or ``.abandoned`` is nobody's.
+    ``over`` is asked again and again: once it is true, what was seen so far is returned.
     """
     seeing = _Seeing(root, patterns, over)
     try:
@@ -178,7 +181,7 @@ class _Seeing:
     def enter(self, folder: Path, prefix: str) -> None:
         for entry in self._entries(folder):
             path, place = f"{prefix}{entry.name}", Path(entry.path)
-            if entry.name.startswith(".") or entry.name.endswith(INCOMPLETE):
+            if entry.name.startswith(".") or entry.name.endswith((INCOMPLETE, ABANDONED)):
                 continue
             try:
                 is_folder = entry.is_dir(follow_symlinks=False)
@@ -264,12 +267,12 @@ class _Seeing:
             self.unreadable[path] = error.strerror or str(error)
 
 
-def set_aside(found: Found) -> Path:
-    """Rename a save that was not finished, so that nobody takes it for a checkpoint. Returns its new place. Nothing is deleted."""
-    target, number = found.path.with_name(found.path.name + INCOMPLETE), 1
+def set_aside(found: Found, ending: str = INCOMPLETE) -> Path:
+    """Rename a save that nobody is to go on from, so that no trainer takes it for a checkpoint. Returns its new place; nothing is lost."""
+    target, number = found.path.with_name(found.path.name + ending), 1
     while target.exists():
         number += 1
-        target = found.path.with_name(f"{found.path.name}-{number}{INCOMPLETE}")
+        target = found.path.with_name(f"{found.path.name}-{number}{ending}")
     return found.path.rename(target)
 
 

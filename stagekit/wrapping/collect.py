@@ -86,6 +86,8 @@ class Collector:
         self._looks: list[Look] = []
         self._filled: set[Path] = set()
         self.submitted = 0
+        self.abandoned: list[Found] = []
+        self._held: list[Checkpoint] = []
         self.unsaved: dict[Path, str] = {}
         """Finished saves that could not be pinned, and why; each is tried again by the next ``scan``."""
 
@@ -129,16 +131,23 @@ class Collector:
         Both oldest first.
 
         What the run holds already, what waits in the spool, and what the run has gone beyond is not handed over: a late copy of an old
-        step must not become the newest.
+        step must not become the newest. Neither is what the run has gone on without, which is in ``abandoned`` then: steps after its
+        newest one, of an older generation, and what was saved after them.
         """
+        self._held = list(held)
         newest = max(held, key=lambda one: one.name, default=None)
         gone_to = max([*(one.step for one in waiting), newest.step if newest is not None else -1], default=-1)
         self._step = max([0, gone_to, *(one.step for one in held)])
         fresh: list[Found] = []
         ahead: list[Found] = []
+        self.abandoned = []
         for found in self._watch.finished(self.look(), still=True):
             step = found.step()
             known = _is_known(found, step, held, waiting)
+            if newest is not None and step is not None and step > newest.step and (self.abandoned or self._is_of_older(found, newest)):
+                self.abandoned.append(found)
+                self._watch.take(found)
+                continue
             if newest is None or (not known if step is None else step > newest.step):
                 ahead.append(found)
             if known or (step is not None and step <= gone_to):
@@ -148,11 +157,22 @@ class Collector:
         self._old = {found.path for found in fresh}
         return fresh, ahead
 
+    def _is_of_older(self, found: Found, newest: Checkpoint) -> bool:
+        """Whether the run holds ``found`` of a generation before the one of ``newest``, and not of that one."""
+        held = self._like(found.sizes, found.step())
+        return bool(held) and all(one.name.generation < newest.name.generation for one in held)
+
+    def _like(self, sizes: Mapping[str, int], step: int | None) -> list[Checkpoint]:
+        return [one for one in self._held if one.step == step and {record.path: record.bytes for record in one.files} == sizes]
+
     def is_here(self, checkpoint: Checkpoint) -> Found | None:
-        """The save below the roots that has the step and the sizes of ``checkpoint``."""
+        """The save below the roots that has the step and the sizes of ``checkpoint``; its content, too, where the run holds another."""
         sizes = {record.path: record.bytes for record in checkpoint.files}
-        found = (found for one in self._looks for found in one.found if found.sizes == sizes)
-        return next((one for one in found if one.step() in (checkpoint.step, None)), None)
+        exactly = len(self._like(sizes, checkpoint.step)) > 1
+        for found in (found for one in self._looks for found in one.found if found.sizes == sizes):
+            if found.step() in (checkpoint.step, None) and (not exactly or _digests(found) == _digests_of(checkpoint)):
+                return found
+        return None
 
     def settle(self, waiting: Collection[Found]) -> None:
         """Nothing that lies here finished now is to be handed over, apart from ``waiting``."""
@@ -285,6 +305,14 @@ def _is_known(found: Found, step: int | None, held: Collection[Checkpoint], wait
     known = [one for one in held if step in (None, one.step) and {record.path: record.bytes for record in one.files} == sizes]
     if step is not None or not known:
         return bool(known)
+    digests = _digests(found)
+    return any(_digests_of(one) == digests for one in known)
+
+
+def _digests(found: Found) -> dict[str, str]:
     base = found.path if found.path.is_dir() else found.path.parent
-    digests = {path: file_sha256(base / path) for path in sizes}
-    return any({record.path: record.sha256 for record in one.files} == digests for one in known)
+    return {path: file_sha256(base / path) for path in found.stats}
+
+
+def _digests_of(checkpoint: Checkpoint) -> dict[str, str]:
+    return {record.path: record.sha256 for record in checkpoint.files}

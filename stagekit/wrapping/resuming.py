@@ -13,7 +13,7 @@ from ..errors import CheckpointError, ManifestError
 from ..progress import Message, Subscriber
 from ..runs.layout import Checkpoint, check_paths
 from ..runs.run import Run
-from ..saves.find import Found, set_aside
+from ..saves.find import ABANDONED, Found, set_aside
 from .collect import SAVED_AS, SAVED_IN, Collector
 from .world import refuse_other_world
 
@@ -66,8 +66,12 @@ def start_from(
     """
     if resume == "never":
         return Start()
+    if newest is not None:
+        _leave_abandoned(run, collector.abandoned, newest, on_event)
     if ahead:
         local = ahead[-1]
+        if newest is not None:
+            on_event(Message(f"going on from {local.path}, which {run.url} does not hold; its newest is step {newest.step}"))
         _check_world(str(local.path), list(local.stats), None, world_size, on_event)
         return Start(local.path, local.step())
     if newest is None:
@@ -83,6 +87,19 @@ def start_from(
         run.go_on_with(newest)
         return Start(there.path, newest.step)
     return _fetch(run, list(collector.roots.values()), world_size, allow_fresh, on_event)
+
+
+def _leave_abandoned(run: Run, abandoned: Sequence[Found], newest: Checkpoint, on_event: Subscriber) -> None:
+    """Rename what the run has gone on without: a trainer that looks for the highest step would go on from it."""
+    if not abandoned:
+        return
+    targets = [set_aside(found, ABANDONED) for found in abandoned]
+    more = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
+    text = f"{run.url} has gone on elsewhere without {abandoned[-1].path}{more}, and its newest is step {newest.step}"
+    text += (
+        f": going on from that; what was here is called {targets[-1].name} now. To go on from it instead, rename it and give another --to"
+    )
+    on_event(Message(text, "warning"))
 
 
 def place_of(checkpoint: Checkpoint, roots: Sequence[Path]) -> Path:

@@ -462,8 +462,9 @@ def test_a_save_that_finds_no_room_at_all_is_a_failure_and_the_next_start_sends_
         looked = machine.stagekit("teardown", *machine.durable)
         assert looked.code == 3
         assert "stagekit run has ended here before everything was sent" in looked.out
+    (spool / "entries").mkdir(parents=True)  # on a disk that has room
     done = machine.stagekit("teardown", *machine.durable)
-    assert machine.steps() == [1]
+    assert machine.steps() == [1], done.out + done.err
     assert done.code == 0, done.out
     assert "the last stagekit run here ended before all was sent, such as checkpoint-1; sending that now" in done.err
 
@@ -480,6 +481,27 @@ def test_a_second_start_beside_a_living_one_is_refused(machine: Machine) -> None
 
 
 # ------------------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_what_the_run_has_gone_on_without_is_neither_continued_nor_lost(tmp_path: Path, machine: Machine) -> None:
+    assert machine.run("5").code == 0
+    other = Machine(tmp_path / "other", machine.url)
+    done = other.run("2", options=("--resume", "never"))
+    assert done.code == 0, done.err
+    script = "import toy, pathlib; toy.save(pathlib.Path('out'), 6)"  # by somebody whom nobody watched
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=machine.directory, env={**os.environ, "PYTHONPATH": str(Path(TOY).parent)}, check=True
+    )
+    again = machine.run("3")
+    assert again.code == 0, again.err
+    assert (
+        f"{machine.url} has gone on elsewhere without {machine.out}/checkpoint-6 and 3 more, and its newest is step 2: going on"
+        in again.err
+    )
+    assert again.out.startswith(f"from 2 of {machine.url} in ")
+    assert (machine.out / "checkpoint-6.abandoned" / "optimizer.pt").exists()
+    assert machine.steps()[0] == 3
+    assert 6 not in machine.steps()
 
 
 def test_must_and_never(tmp_path: Path, machine: Machine) -> None:
