@@ -25,6 +25,8 @@ SAVED_AS = "saved_as"
 SAVED_IN = "saved_in"
 """The number of that directory among those that were watched, when there were several."""
 
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors")
+
 
 def named(directories: Sequence[Path]) -> dict[str, Path]:
     """The directories by names of their own: the last part of each, and a number where two are the same."""
@@ -109,6 +111,11 @@ class Collector:
     def empty(self) -> list[Path]:
         """The roots below which no look has seen a file."""
         return [root for root in self.roots.values() if root not in self._filled]
+
+    @property
+    def weights(self) -> list[Path]:
+        """What went to the logs and has the name of saved weights, as of the last look."""
+        return [one.root / path for one in self._looks for path in one.others if path.endswith(_WEIGHTS)]
 
     @property
     def blind(self) -> list[str]:

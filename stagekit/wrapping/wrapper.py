@@ -539,6 +539,10 @@ class _Wrapper:
                 text = f"{root} stayed empty: nothing was saved below it; is it the directory that the command saves into?"
                 self.on_event(Message(text, "warning"))
             unfinished = [found.why_not() for found in self.collector.unfinished()] if self._left_to_look() else []
+            if start.path is None and not self.collector.submitted and (weights := self.collector.weights):
+                pattern = shlex.quote(f"*{weights[0].suffix}")
+                text = f"no checkpoint was found, and {weights[0]} went to the logs, from where nothing is fetched at the next start"
+                self.on_event(Message(f"{text}; if it is what the training goes on from: --pattern {pattern}", "warning"))
             for text in unfinished[1:]:
                 self.on_event(Message(text, "warning"))
             problem = self._drain(logs, killed=killed)

@@ -123,6 +123,16 @@ def test_a_file_whose_name_no_store_takes_is_told_and_keeps_no_other_from_the_bu
     assert machine.logs("out/good.txt") == ["2\n"]
 
 
+def test_weights_that_no_rule_takes_for_a_checkpoint_are_told_with_the_option_that_does(machine: Machine) -> None:
+    done = machine.stagekit(*machine.line(["bash", "-c", "echo 1 > out/last.pt"]))
+    assert done.code == 0
+    told = f"no checkpoint was found, and {machine.out}/last.pt went to the logs, from where nothing is fetched at the next start; "
+    assert told + "if it is what the training goes on from: --pattern '*.pt'" in done.err
+    done = machine.stagekit(*machine.line(["true"], "--pattern", "*.pt"))
+    assert "no checkpoint was found" not in done.err
+    assert len(machine.steps()) == 1
+
+
 def test_a_trainer_that_crashes(machine: Machine) -> None:
     done = machine.stagekit(*machine.line([sys.executable, "-c", "import torch_that_is_not_there"]))
     assert done.code == 1
