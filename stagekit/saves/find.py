@@ -291,13 +291,16 @@ def step_in(name: str) -> int | None:
 class Watch:
     """Which candidates are finished, for one who looks again and again. ``world_size``: the number of ranks, when it is known.
 
-    ``left`` are those that the last call of ``finished`` had no time for.
+    ``left`` are those that the last call of ``finished`` had no time for. ``missed`` are those that were waited for to be
+    quiet at the call before, and are gone, or a single file that another one has replaced.
     """
 
     quiet_s: float
     monotonic: Callable[[], float]
     world_size: int | None = None
     left: list[Path] = field(default_factory=list)
+    missed: list[Found] = field(default_factory=list)
+    _waiting: dict[Path, Found] = field(default_factory=dict)
     _seen: dict[Path, tuple[Mapping[str, Stat], float]] = field(default_factory=dict)
     _done: dict[Path, Mapping[str, Stat]] = field(default_factory=dict)
 
@@ -311,6 +314,8 @@ class Watch:
         self.left = []
         current = {found.path: found for one in looks for found in one.found}
         self._seen = {path: seen for path, seen in self._seen.items() if path in current}
+        self.missed = [found for path, found in self._waiting.items() if path not in current or _is_replaced(found, current[path])]
+        self._waiting = {}
         for path, found in current.items():
             before, since_s = self._seen.get(path, (None, now_s))
             if before != found.stats:
@@ -323,6 +328,7 @@ class Watch:
                 continue
             quiet = still or now_s - since_s >= self.quiet_s
             if found.needs_quiet(self.world_size) and not quiet:
+                self._waiting[path] = found
                 continue
             lacking = found.lacking(self.world_size)
             if not lacking or (quiet and all(_is_other_ranks(name) for name in lacking)):
@@ -341,6 +347,11 @@ class Watch:
             for found in one.found
             if self._done.get(found.path) != found.stats and any(not _is_other_ranks(name) for name in found.lacking(self.world_size))
         ]
+
+
+def _is_replaced(before: Found, now: Found) -> bool:
+    inodes = [[inode for inode, _, _ in one.stats.values()] for one in (before, now)]
+    return before.path.name in before.stats and inodes[0] != inodes[1]
 
 
 def _is_other_ranks(name: str) -> bool:

@@ -17,6 +17,7 @@ from ..runs.spool import Entry, default_dir, pending
 from ..saves.adapter import base_of_files
 from ..saves.find import Found, Look, Watch, look, set_aside, stat_of
 from ..transfer.put import file_sha256
+from ..units import counted, format_duration
 from .logs import Logs, is_due
 
 SAVED_AS = "saved_as"
@@ -86,6 +87,7 @@ class Collector:
         self._told_of: set[Path] = set()
         self._old: set[Path] = set()
         self._looks: list[Look] = []
+        self._missed = 0
         self._filled: set[Path] = set()
         self.submitted = 0
         self.abandoned: list[Found] = []
@@ -203,7 +205,17 @@ class Collector:
                 self._on_event(Message(f"{text}; it is no checkpoint, stays local, and is called {target.name} now", "warning"))
             else:
                 self._hand_over(found, still=still)
+        self._tell_missed()
         self._offer(looks, still=still)
+
+    def _tell_missed(self) -> None:
+        """Once for the first, and again each time that their number has doubled."""
+        before, self._missed = self._missed, self._missed + len(self._watch.missed)
+        if self._missed.bit_length() > before.bit_length():
+            what = f"{self._watch.missed[-1].path} was removed or replaced before it had been quiet for {format_duration(self._quiet_s)}, and was not sent"
+            so_far = f" ({counted(self._missed, 'such save')} so far)" if self._missed > 1 else ""
+            hint = "a shorter --quiet, or a trainer that keeps more, brings them into the bucket"
+            self._on_event(Message(f"{what}{so_far}; {hint}", "warning"))
 
     def activity(self) -> object:
         """A value that changes when a file below the roots does, as of the last look."""

@@ -191,6 +191,40 @@ def test_looking_takes_half_of_the_time_that_is_left_and_what_was_found_is_pinne
         assert len(run.checkpoints()) == 8
 
 
+def test_saves_that_are_rotated_away_before_they_are_quiet_are_told_now_and_then(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    told: list[Event] = []
+    with Run(str(tmp_path / "run")) as run:
+        collector = Collector(
+            run,
+            {"out": out},
+            patterns=("*.npz",),
+            quiet_s=30,
+            world_size=None,
+            logs=None,
+            printed=(),
+            on_event=told.append,
+            monotonic=lambda: 0,
+        )
+        out.mkdir()
+        for step in range(1, 6):
+            (out / f"step-{step}.npz").write_bytes(b"x")
+            collector.scan()
+            (out / f"step-{step}.npz").unlink()
+        collector.scan()
+    texts = [event.text for event in told if isinstance(event, Message)]
+    assert texts[0] == (
+        f"{out}/step-1.npz was removed or replaced before it had been quiet for 30 s, and was not sent; "
+        "a shorter --quiet, or a trainer that keeps more, brings them into the bucket"
+    )
+    assert ["step-2" in texts[1], "(2 such saves so far)" in texts[1], "(4 such saves so far)" in texts[2], len(texts)] == [
+        True,
+        True,
+        True,
+        3,
+    ]
+
+
 def test_a_finished_save_that_cannot_be_pinned_once_nobody_writes_is_told(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a.npz").write_bytes(b"x")
