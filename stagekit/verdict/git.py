@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,6 +26,8 @@ from .findings import Finding
 PATIENCE_S = 6.0  # for all questions about one checkout and those that belong to it
 _AT_ONCE = 8
 _SUBMODULE = "160000"
+_ARGUMENTS, _TIPS = 500, 10_000
+_MADE = ("commit", "rebase", "cherry-pick", "merge", "revert", "am")
 
 _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
@@ -33,7 +36,9 @@ _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 class Checkout:
     """What git tells of a checkout. ``tracked`` and ``untracked`` are absolute; an untracked folder stands for all that is in it.
 
-    ``modified`` are paths below ``top``; ``unpushed`` and ``stashed`` are the times of commits that no remote has. ``inner`` are its
+    ``modified`` are paths below ``top``, ``hidden`` changed ones that git was told to pass over; ``tagged`` are the times of commits that
+    were made here and that only a tag holds; ``silent`` are remotes in directories of this machine that did not answer, with what git
+    said. ``unpushed`` and ``stashed`` are the times of commits that no remote has. ``inner`` are its
     submodules that are checked out, with theirs, and the other work trees of the repository. Those are ``linked``: branches, stashes and
     remotes are told once, for the one that was asked about.
     """
@@ -49,6 +54,9 @@ class Checkout:
     on_branch: bool = True
     linked: bool = False
     inner: tuple[Checkout | Unclear, ...] = ()
+    hidden: tuple[str, ...] = ()
+    tagged: tuple[float, ...] = ()
+    silent: tuple[tuple[str, str], ...] = ()
 
     @property
     def all_inner(self) -> Iterator[Checkout | Unclear]:
@@ -89,12 +97,16 @@ def _look(top: Path, program: str, patience_s: float, deadline: float, *, linked
     again = f"see what it says: git -C {shlex.quote(str(top))} status"
     try:
         status = asked("status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--ignore-submodules=dirty", "-z")
-        tracked, submodules = _parse_files(asked("ls-files", "--stage", "-z"))
+        staged = asked("ls-files", "--stage", "-z")
+        tracked, submodules = _parse_files(staged)
         modified, untracked, has_commits, on_branch = _parse_status(status)
-        unpushed = _unpushed(asked, linked=linked) if has_commits else ()
+        hidden = _hidden(asked, staged)
+        remotes = _remotes(asked("config", "--get-regexp", r"^remote\..*\.url$", fine=(0, 1)))
+        published, silent = _published(asked, remotes)
+        unpushed = _unpushed(asked, published, linked=linked) if has_commits else ()
+        tagged = _tagged(asked, published) if has_commits and not linked else ()
         stashed = _times(asked("stash", "list", "--format=%ct")) if has_commits and not linked else ()
         trees = _other_trees(asked) if not linked else []
-        remotes = _remotes(asked("config", "--get-regexp", r"^remote\..*\.url$", fine=(0, 1)))
     except FileNotFoundError:
         return Unclear(top, "git is not installed here, so its state cannot be told", "install it: apt-get install -y git")
     except subprocess.TimeoutExpired:
@@ -118,6 +130,9 @@ def _look(top: Path, program: str, patience_s: float, deadline: float, *, linked
         on_branch,
         linked,
         tuple(each(lambda one: _look(one[0], program, patience_s, deadline, linked=one[1]), belonging, threads=_AT_ONCE)),
+        hidden,
+        tagged,
+        silent,
     )
 
 
@@ -131,7 +146,14 @@ def judge(checkout: Checkout | Unclear, ignores: Callable[[str], bool], now_s: f
     if modified:
         sizes, times = _stat(checkout.top, modified)
         what = f"{_count(modified, 'file')} changed and not committed, such as {modified[0]}"
-        fix = f"{at} commit -am 'before teardown' && {at} push"
+        fix = f"{_committing(checkout, at)} commit -am 'before teardown'{_pushing(checkout, at)}"
+        findings.append(Finding("NO", "git", what, top, sum(sizes), now_s - max(times) if times else None, fix))
+    hidden = [path for path in checkout.hidden if not ignores(path)]
+    if hidden:
+        sizes, times = _stat(checkout.top, hidden)
+        what = f"{_count(hidden, 'file')} changed that git was told to pass over (git update-index), such as {hidden[0]}"
+        shown = " && ".join(f"{at} update-index --no-{flag} {shlex.quote(hidden[0])}" for flag in ("skip-worktree", "assume-unchanged"))
+        fix = f"let git see it: {shown}; then commit and push it, or copy it away"
         findings.append(Finding("NO", "git", what, top, sum(sizes), now_s - max(times) if times else None, fix))
     first = "" if checkout.on_branch else f"{at} branch rescued && "  # no push takes along what is on no branch
     if checkout.has_commits and not checkout.remotes and not checkout.linked:
@@ -142,7 +164,15 @@ def judge(checkout: Checkout | Unclear, ignores: Callable[[str], bool], now_s: f
         what = f"{_count(checkout.unpushed, 'commit')} on no remote"
         fix = f"{first}{at} push --all {shlex.quote(checkout.remotes[0][0])}"
         findings.append(Finding("NO", "git", what, top, age_s=now_s - max(checkout.unpushed), fix=fix))
-    local = next(((name, url) for name, url in checkout.remotes if url.startswith(("/", "file://", ".", "~"))), None)
+    if checkout.tagged:
+        what = f"{_count(checkout.tagged, 'commit')} that only a tag of this repository holds"
+        fix = f"{at} push {shlex.quote(checkout.remotes[0][0]) if checkout.remotes else 'URL'} --tags"
+        findings.append(Finding("NO", "git", what, top, age_s=now_s - max(checkout.tagged), fix=fix))
+    for name, said in checkout.silent if not checkout.linked else ():
+        what = f"its remote {name} is a directory of this machine and does not answer, so what was pushed there cannot be told: {said}"
+        fix = f"see what it says: {at} ls-remote {shlex.quote(name)}; or push to another one: {at} remote set-url {shlex.quote(name)} URL"
+        findings.append(Finding("CANNOT TELL", "git", what, top, fix=fix))
+    local = next(((name, url) for name, url in checkout.remotes if _is_local(url)), None)
     if local is not None and not checkout.linked:
         findings.append(Finding("note", "git", f"its remote {local[0]} is a directory of this machine, {local[1]}", top))
     if checkout.stashed:
@@ -150,6 +180,19 @@ def judge(checkout: Checkout | Unclear, ignores: Callable[[str], bool], now_s: f
         fix = f"{at} stash branch rescued && {at} commit -am rescued && {at} push --all; or {at} stash drop"
         findings.append(Finding("NO", "git", what, top, age_s=now_s - max(checkout.stashed), fix=fix))
     return findings
+
+
+def _committing(checkout: Checkout, at: str) -> str:
+    return at if checkout.on_branch else f"{at} switch -c rescued && {at}"
+
+
+def _pushing(checkout: Checkout, at: str) -> str:
+    """Also of a branch that has no upstream; nothing where there is no remote, which is told by itself."""
+    return f" && {at} push -u {shlex.quote(checkout.remotes[0][0])} HEAD" if checkout.remotes else ""
+
+
+def _is_local(url: str) -> bool:
+    return url.startswith(("/", "file://", ".", "~"))
 
 
 class _Refused(Exception):
@@ -190,9 +233,53 @@ class _Git:
         return os.fsdecode(said)
 
 
-def _unpushed(asked: _Git, *, linked: bool) -> tuple[float, ...]:
+def _hidden(asked: _Git, staged: str) -> tuple[str, ...]:
+    """Changed files that ``update-index --skip-worktree`` or ``--assume-unchanged`` keeps ``status`` from looking at."""
+    marked = [entry.partition(" ") for entry in asked("ls-files", "-v", "-z").split("\0") if entry]
+    paths = [path for mark, _, path in marked if (mark.islower() or mark == "S") and (asked.top / path).is_file()]
+    if not paths:
+        return ()
+    known = {path: facts.split()[1] for facts, _, path in (entry.partition("\t") for entry in staged.split("\0") if entry)}
+    changed: list[str] = []
+    for first in range(0, len(paths), _ARGUMENTS):
+        some = paths[first : first + _ARGUMENTS]
+        hashed = asked("hash-object", "--", *some).split()
+        changed += [path for path, digest in zip(some, hashed, strict=True) if known.get(path) != digest]
+    return tuple(changed)
+
+
+def _published(asked: _Git, remotes: Sequence[tuple[str, str]]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+    """What ``git log`` is told of what remotes have: what was last seen of those elsewhere, and what those on this machine answer now. Also
+    the latter that do not answer, with what git said: they may have been removed, or made anew."""
+    if not any(_is_local(url) for _, url in remotes):
+        return ["--remotes"], ()
+    told = ["--ignore-missing"]
+    silent: list[tuple[str, str]] = []
+    for name, url in remotes:
+        if not _is_local(url):
+            told.append(f"--remotes={name}")
+            continue
+        try:
+            told += [line.partition("\t")[0] for line in asked("ls-remote", "--heads", "--tags", name).splitlines()][:_TIPS]
+        except _Refused as error:
+            silent.append((name, str(error)))
+            told.append(f"--remotes={name}")  # as far as is known; that it is not certain is told
+    return told, tuple(silent)
+
+
+def _tagged(asked: _Git, published: Sequence[str]) -> tuple[float, ...]:
+    """The times of commits that were made here and that only a tag holds. What came with a fetched tag is on its remote."""
+    found = [line.split() for line in asked("log", "--tags", "--not", "--branches", "HEAD", *published, "--format=%H %ct").splitlines()]
+    if not found:
+        return ()
+    moves = (line.partition(" ") for line in asked("log", "-g", "--all", "--format=%H %gs").splitlines())
+    made = {commit for commit, _, how in moves if how.startswith(_MADE)}
+    return tuple(float(time_s) for commit, time_s in found if commit in made)
+
+
+def _unpushed(asked: _Git, published: Sequence[str], *, linked: bool) -> tuple[float, ...]:
     """The times of commits that no remote has. What a shallow clone begins with came from one, also when none of its branches shows it."""
-    query = ("log", "HEAD", "--not", "--remotes", "--branches") if linked else ("log", "--branches", "HEAD", "--not", "--remotes")
+    query = ("log", "HEAD", "--not", *published, "--branches") if linked else ("log", "--branches", "HEAD", "--not", *published)
     found = _times(asked(*query, "--format=%ct"))
     if found:
         shallow = asked.top / asked("rev-parse", "--git-path", "shallow").rstrip("\n")
@@ -257,7 +344,7 @@ def _stat(top: Path, paths: Sequence[str]) -> tuple[list[int], list[float]]:
             info = (top / path).stat()
         except OSError:
             continue  # it was deleted, and the deletion is what is not committed
-        sizes.append(info.st_size)
+        sizes.append(0 if stat.S_ISDIR(info.st_mode) else info.st_size)  # a submodule is no file
         times.append(info.st_mtime)
     return sizes, times
 

@@ -81,6 +81,52 @@ def test_a_remote_on_this_machine_is_told(work: Path, tmp_path: Path) -> None:
     assert (finding.weight, finding.what) == ("note", f"its remote origin is a directory of this machine, {tmp_path / 'remote'}")
 
 
+def test_a_remote_on_this_machine_is_asked_for_what_it_has(work: Path, tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    git(work, "remote", "set-url", "origin", str(remote))
+    remote.rename(tmp_path / "moved")
+    silent, _ = judge(seen(work), lambda path: False, time.time())
+    assert silent.weight == "CANNOT TELL"
+    assert silent.what.startswith("its remote origin is a directory of this machine and does not answer")
+    remote.mkdir()
+    git(remote, "init", "-q", "--bare")
+    assert next(one.what for one in judge(seen(work), lambda path: False, 0.0)) == "1 commit on no remote"
+    git(work, "push", "-q", "origin", "main")
+    assert [one.weight for one in judge(seen(work), lambda path: False, 0.0)] == ["note"]
+
+
+@pytest.mark.parametrize("flag", ["skip-worktree", "assume-unchanged"])
+def test_a_change_that_git_was_told_to_pass_over_is_told(work: Path, flag: str) -> None:
+    git(work, "update-index", f"--{flag}", "train.py")
+    assert told(work) == []
+    (work / "train.py").write_text("print(2)\n")
+    ((_, what, fix),) = told(work)
+    assert what == "1 file changed that git was told to pass over (git update-index), such as train.py"
+    assert f"update-index --no-{flag} train.py" in fix
+
+
+def test_a_commit_that_only_a_tag_holds_is_told_unless_it_was_fetched(work: Path) -> None:
+    git(work, "checkout", "-qb", "idea")
+    git(work, "commit", "-q", "--allow-empty", "-m", "one")
+    git(work, "tag", "v1")
+    git(work, "checkout", "-q", "main")
+    git(work, "branch", "-q", "-D", "idea")
+    assert told(work) == [("work", "1 commit that only a tag of this repository holds", f"git -C {work} push origin --tags")]
+    shutil.rmtree(work / ".git" / "logs")  # as in a clone, where nobody has made it
+    assert told(work) == []
+
+
+def test_a_changed_file_can_be_pushed_without_an_upstream_and_from_no_branch(work: Path, tmp_path: Path) -> None:
+    git(work, "remote", "set-url", "origin", str(tmp_path / "remote"))
+    git(work, "checkout", "-q", "--detach")
+    (work / "train.py").write_text("print(2)\n")
+    ((_, _, fix), _) = told(work)
+    assert fix.startswith(f"git -C {work} switch -c rescued && ")
+    who = "git -c user.name=a -c user.email=a@example.org"
+    subprocess.run(fix.replace("git ", f"{who} "), shell=True, check=True, capture_output=True)
+    assert [what for _, what, _ in told(work)] == [f"its remote origin is a directory of this machine, {tmp_path / 'remote'}"]
+
+
 def test_settings_of_another_checkout_are_not_taken_for_this_one(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
