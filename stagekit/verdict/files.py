@@ -283,7 +283,7 @@ def compare(
         what = f"{_count(members)} of steps that policy dropped"
         findings.append(Finding("note", "superseded", what, str(folder), sum(file.size for file in members), _age(members, now_s)))
     for file, reason in changed:
-        fix = "run stagekit teardown again when nothing writes there"
+        fix = f"see {owner(file.full)}"
         findings.append(durable.excuse(Finding("CANNOT TELL", "file", reason, str(file.full), file.size, fix=fix), file.full))
     return findings
 
@@ -307,7 +307,12 @@ def _compare(
     lost = [file for file in files if file.size not in sizes]
     candidates = [file for file in files if file.size in sizes]
     given_up: list[LocalFile] = []
-    changed: list[tuple[LocalFile, str]] = []
+    closed = {file for file in lost if not os.access(file.full, os.R_OK)}  # nobody can copy these away, as the row would say
+    changed = [
+        (file, f"it cannot be read ({os.strerror(errno.EACCES)}), and nothing of its size is in a bucket")
+        for file in sorted(closed, key=lambda one: one.full)
+    ]
+    lost = [file for file in lost if file not in closed]
     total, done = sum(file.size for file in candidates), 0
     for file, sha256 in zip(candidates, each(_hash, candidates, threads=4), strict=True):
         done += file.size

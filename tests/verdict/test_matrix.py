@@ -764,6 +764,8 @@ def test_what_may_not_be_read_cannot_be_told(machine: Machine) -> None:
     shutil.rmtree(machine.out / "checkpoint-300")
     home = home_directory()
     (home / "wrapped").mkdir()
+    new = machine.out / "checkpoint-100" / "new.bin"
+    new.write_bytes(b"new")
     (record,) = home.glob("spool/entries/*/record.json")
     spool = "cannot be read (Permission denied), and saves that are in no bucket may wait there"
     cases = [
@@ -775,10 +777,14 @@ def test_what_may_not_be_read_cannot_be_told(machine: Machine) -> None:
         (home / "runs", 3, "records", "records cannot be read: [Errno 13]"),
         (home, 4, "records", "records cannot be read: [Errno 13]"),
         (machine.out, 3, "file", "it cannot be read: Permission denied"),
+        (new, 3, "file", "it cannot be read (Permission denied), and nothing of its size is in a bucket"),
+        (machine.out / "checkpoint-200" / "model.bin", 3, "file", "it cannot be read: Permission denied"),
     ]
     # Where the spool can be read its save would be sent, and nothing would be left.
     asked = [(case, more) for case in cases for more in ([[], ["--check"]] if case[1] == 4 else [["--check"]])]
-    given = json.dumps([(str(case[0]), [*machine.arguments, *more]) for case, more in asked])
+    given = json.dumps(
+        [(str(case[0]), [*machine.arguments, *more, *([] if case[0] == new else ["--ignore", new.name])]) for case, more in asked]
+    )
     first = OBEYING if os.getuid() == 0 else []
     done = subprocess.run([*first, sys.executable, "-c", CLOSING, given], capture_output=True, text=True, check=True)
     for ((closed, answer, row, words), _), line in zip(asked, done.stdout.splitlines(), strict=True):
@@ -787,6 +793,9 @@ def test_what_may_not_be_read_cannot_be_told(machine: Machine) -> None:
         told = [one for one in map(json.loads, shown) if one["event"] == "finding" and one["row"] == row and words in one["what"]]
         assert [one["weight"] for one in told] == ["CANNOT TELL"], (closed, shown)
         assert f"ls -ld {closed}" in told[0]["fix"]
+        if closed == new:
+            assert not any('"weight": "NO", "row": "file"' in one for one in shown), shown
+    new.unlink()
     assert main(["teardown", *machine.arguments]) == 0
 
 
