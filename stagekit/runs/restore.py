@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -92,13 +94,16 @@ def restore_checkpoint(store: Store, checkpoint: Checkpoint, directory: Path, *,
 
     Modification times follow the step, since trainers rotate checkpoints by them. Raises ``DamagedCheckpoint`` naming the first file that
     is missing or differs, ``UsageError`` for a target with something in it, and ``OutOfSpace``. After any error the target is as it was.
+    A killed process leaves a hidden directory beside it, which the next restore of the same target removes.
     """
     refuse_target(directory)
     directory = directory.absolute()
+    _remove_dead(directory)
     _check_space(checkpoint, directory)
     partial = directory.with_name(f".{directory.name}.{os.getpid()}.restoring")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    held = _lock(partial)
     task, total, done = f"restoring step {checkpoint.step}", checkpoint.size_bytes, 0
 
     def count(arrived: int) -> None:
@@ -117,6 +122,8 @@ def restore_checkpoint(store: Store, checkpoint: Checkpoint, directory: Path, *,
         stamp(partial, checkpoint.step)
         _reveal(partial, directory)
     finally:
+        if held is not None:
+            os.close(held)
         shutil.rmtree(partial, ignore_errors=True)
     on_event(Progress(task, total, total, finished=True))
 
@@ -151,6 +158,44 @@ def refuse_target(directory: Path) -> None:
             raise UsageError(f"restoring into {directory}: it is not empty (it holds {first.name}); give a new directory")
     elif os.path.lexists(directory):
         raise UsageError(f"restoring into {directory}: it is no directory; give a new one")
+
+
+def _remove_dead(directory: Path) -> None:
+    """Remove what killed processes left of restoring into ``directory``. What cannot be told to be dead stays."""
+    # Trainers' directories are restored into one named after the process first.
+    by_process = directory.name == f".restoring-{os.getpid()}"
+    target = r"\.restoring-\d+" if by_process else re.escape(directory.name)
+    left = re.compile(rf"\.{target}\.(\d+)\.restoring" + (r"|\.restoring-(\d+)" if by_process else ""))
+    with suppress(OSError):
+        for path in directory.parent.iterdir():
+            match = left.fullmatch(path.name)
+            if match is not None and not _lives(int(match[match.lastindex or 1])) and (held := _lock(path)) is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(held)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _lock(directory: Path) -> int | None:
+    """``directory`` open and locked until it is closed or this process ends; ``None`` when another has it, or that cannot be told."""
+    try:
+        file = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
 
 
 def _check_space(checkpoint: Checkpoint, directory: Path) -> None:

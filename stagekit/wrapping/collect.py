@@ -212,7 +212,8 @@ class Collector:
         """Once for the first, and again each time that their number has doubled."""
         before, self._missed = self._missed, self._missed + len(self._watch.missed)
         if self._missed.bit_length() > before.bit_length():
-            what = f"{self._watch.missed[-1].path} was removed or replaced before it had been quiet for {format_duration(self._quiet_s)}, and was not sent"
+            what = f"{self._watch.missed[-1].path} was removed or replaced before it had been quiet for {format_duration(self._quiet_s)}"
+            what += ", and was not sent"
             so_far = f" ({counted(self._missed, 'such save')} so far)" if self._missed > 1 else ""
             hint = "a shorter --quiet, or a trainer that keeps more, brings them into the bucket"
             self._on_event(Message(f"{what}{so_far}; {hint}", "warning"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import subprocess
 import uuid
 from collections import namedtuple
 from collections.abc import Callable
@@ -251,6 +253,30 @@ def test_an_empty_directory_a_mount_point_and_the_current_directory_can_be_targe
     assert restore(store, tmp_path / "mounted") is not None
     assert files(tmp_path / "mounted")["sub/a.json"] == b"{}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "mounted"]
+
+
+def test_what_dead_restores_of_the_same_target_left_goes_and_what_a_living_one_has_stays(
+    store: FaultStore, three: list[CheckpointName], tmp_path: Path
+) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    dead, living, own = ended.pid, os.getppid(), os.getpid()
+    gone = [f".new.{dead}.restoring", f".restoring-{dead}", f"..restoring-{dead}.{dead}.restoring"]
+    stay = [f".new.{living}.restoring", f".other.{dead}.restoring", f".restoring-{living}", f"..restoring-{living}.{living}.restoring"]
+    for name in gone + stay:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.pt").write_bytes(b"half")
+    assert restore(store, tmp_path / "new") is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*gone[1:], *stay, "new"])
+    assert restore(store, tmp_path / f".restoring-{own}") is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*stay, "new", f".restoring-{own}"])
+    far = tmp_path / f".far.{dead}.restoring"  # of another container, where the number means another process
+    far.mkdir()
+    held = os.open(far, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    assert restore(store, tmp_path / "far") is not None
+    assert far.exists()
+    os.close(held)
 
 
 def test_space_is_checked_before_a_byte_is_fetched(
