@@ -18,14 +18,19 @@ _EVERY_S = 5.0
 
 @click.command()
 @click.argument("url")
-@click.option("--peek", type=click.IntRange(min=0), default=0, metavar="N", help="Also show the first N samples of a data set.")
+@click.option(
+    "--peek",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Also show the first N samples of a data set; 0 keeps them out of --html's page.",
+)
 @click.option("--urls", is_flag=True, help="Print the URLs of a data set's shards, one a line, and nothing else.")
 @click.option("--price-per-gb", type=click.FloatRange(min=0), metavar="PRICE", help="What a GB costs that leaves the store.")
 @click.option("--html", type=click.Path(), metavar="FILE", help="Write a page of a run or data set as well, in place of an older one.")
 @click.option("--watch", is_flag=True, help=f"Look again every {_EVERY_S:g} s, until ctrl-C.")
 @store_options(retry_s=LOOKING_S)
 def command(
-    url: str, peek: int, urls: bool, price_per_gb: float | None, html: str | None, watch: bool, store: StoreConfig, printer: Printer
+    url: str, peek: int | None, urls: bool, price_per_gb: float | None, html: str | None, watch: bool, store: StoreConfig, printer: Printer
 ) -> None:
     """Tell what a data set, a run or a checkpoint holds.
 

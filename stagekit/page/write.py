@@ -16,7 +16,7 @@ from .run import run_page
 from .samples import shown
 
 SAMPLES = 12
-"""That are shown where nobody said how many."""
+"""That are shown where nobody said how many, none included."""
 
 
 def write_run_page(target: Path, info: RunInfo, store: Store, now_s: float) -> None:
@@ -25,9 +25,14 @@ def write_run_page(target: Path, info: RunInfo, store: Store, now_s: float) -> N
     file.write(target, run_page(info, history.passages(store, info.checkpoints), last_verdict(info.url), now_s))
 
 
-def write_dataset_page(target: Path, info: DatasetInfo, where: Where, samples: int, config: StoreConfig | None, now_s: float) -> None:
-    """The page of the data set ``info`` at ``where``, with its first ``samples``. Each byte of them was compared with its digest.
+def write_dataset_page(
+    target: Path, info: DatasetInfo, where: Where, samples: int | None, config: StoreConfig | None, now_s: float
+) -> None:
+    """The page of the data set ``info`` at ``where``, with its first ``samples``: ``SAMPLES`` where that is ``None``, and with 0 nothing of
+    the contents of any. Each byte that is shown was compared with its digest.
 
     Raises the store's errors, ``CorruptShard`` for samples that are not what the manifest says, and ``OSError``.
     """
-    file.write(target, dataset_page(info, shown(Dataset(where, store=config).head(samples or SAMPLES)), now_s))
+    number = SAMPLES if samples is None else samples
+    read = shown(Dataset(where, store=config).head(number)) if number else []
+    file.write(target, dataset_page(info, read, now_s))

@@ -36,7 +36,7 @@ _SIZED_SHARDS = 64
 def info(
     where: Where,
     *,
-    peek: int = 0,
+    peek: int | None = None,
     price_per_gb: float | None = None,
     urls: bool = False,
     html: str | os.PathLike[str] | None = None,
@@ -51,7 +51,8 @@ def info(
     else). Raises ``ManifestError`` when neither lies there.
 
     ``html`` is a file to which a page of a run or a data set is written as well. It needs no network, and takes the place of an older page,
-    never of anything else. That of a data set shows its first ``peek`` samples, 12 by default.
+    never of anything else. That of a data set shows its first ``peek`` samples, 12 where none is given; with 0, nothing of what is in
+    them gets into the page, and none is read.
 
     Example: ``stagekit.info("s3://bucket/digits").samples``.
     """
@@ -68,7 +69,7 @@ def info(
     opened = open_store(where, store, on_event=on_event)
     kind = kind_of(opened)
     if kind == "dataset":
-        dataset = replace(_dataset_info(opened, where, peek, urls, store), price_per_gb=price_per_gb)
+        dataset = replace(_dataset_info(opened, where, peek or 0, urls, store), price_per_gb=price_per_gb)
         if target is not None:
             from ..page.write import write_dataset_page
 

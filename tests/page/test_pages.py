@@ -39,6 +39,11 @@ def test_a_page_takes_the_place_of_a_page_and_of_nothing_else(tmp_path: Path, ca
     assert main(["info", url, "--html", str(target), "--peek", "2"]) == 0
     assert "The first 2 samples" in target.read_text()
     assert "The first 12 samples" in first
+    assert main(["info", url, "--html", str(target), "--peek", "0"]) == 0
+    without = target.read_text()
+    assert "000000" in first
+    assert [words for words in ("000000", "data:image", "<pre", "The first") if words in without] == []
+    assert main(["info", url, "--html", str(target), "--peek", "2"]) == 0
     with pytest.raises(UnicodeEncodeError):
         file.write(target, "\ud800")
     assert "The first 2 samples" in target.read_text(), "a failure leaves the older page"
