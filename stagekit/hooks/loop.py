@@ -161,7 +161,8 @@ class Run(runs.Run):
             self._loop = loop
             loop.follow_loader()
             if loop.epoch >= n:
-                self._on_event(Message(f"{self.url} has all of its {n} epochs already"))
+                text = f"{self.url} has all of its {n} epochs already, so nothing is trained; ask for more, or give another run"
+                self._on_event(Message(text, "warning"))
             while loop.epoch < n:
                 epoch = loop.begin_epoch()
                 yield epoch
