@@ -22,7 +22,7 @@ from . import trackers
 from .bucket import Content, RunState
 from .caches import is_cache
 from .durable import Durable
-from .findings import Finding, owner
+from .findings import Finding, owner, quoted
 from .git import Checkout, Unclear, enclosing
 from .git import look as look_at_checkout
 from .trackers import is_wandb
@@ -354,7 +354,7 @@ def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, bli
         return Finding("CANNOT TELL", row, what, str(folder), size, age_s, fix)
     verb = "is" if len(members) == 1 else "are"
     if row == "git":
-        fix = f"git -C {shlex.quote(str(first.root))} add {shlex.quote(folder.name)}, commit and push; or {fix}"
+        fix = f"git -C {quoted(str(first.root))} add {quoted(folder.name)}, commit and push; or {fix}"
         what = f"{_count(members)} {verb} not in git and in no verified checkpoint{example}"
         return Finding("NO", row, what, str(folder), size, age_s, fix)
     if row == "tracker":
@@ -369,8 +369,8 @@ def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, bli
 
 def _quoted(pattern: str) -> str:
     """In quotes also where a shell needs none today: what somebody makes of it may hold a star."""
-    quoted = shlex.quote(pattern)
-    return quoted if quoted.startswith("'") else f"'{quoted}'"
+    word = quoted(pattern)
+    return word if word.startswith(("'", "$'")) else f"'{word}'"
 
 
 def _age(members: Sequence[LocalFile], now_s: float) -> float:

@@ -34,7 +34,7 @@ class Finding:
     def line(self) -> str:
         """Two lines for people: what it is, and the command that fixes it."""
         text = f"{self.weight:<11}  {self.text}"
-        return f"{text}\n{'':<13}fix: {self.fix}" if self.fix else text
+        return f"{text}\n{'':<13}fix: {shown(self.fix)}" if self.fix else text
 
     @property
     def text(self) -> str:
@@ -42,7 +42,7 @@ class Finding:
         facts = [format_size(self.bytes)] if self.bytes is not None else []
         if self.age_s is not None:
             facts.append(f"{format_duration(max(0.0, self.age_s))} old")
-        return f"{self.subject}: {self.what}" + (f" ({', '.join(facts)})" if facts else "")
+        return shown(f"{self.subject}: {self.what}") + (f" ({', '.join(facts)})" if facts else "")
 
     @property
     def record(self) -> dict[str, Any]:
@@ -52,7 +52,30 @@ class Finding:
 
 def owner(path: str | os.PathLike[str]) -> str:
     """What helps where ``path`` may not be read."""
-    return f"whose it is: ls -ld {shlex.quote(os.fspath(path))}; then run stagekit teardown as that user, or as root"
+    return f"whose it is: ls -ld {quoted(os.fspath(path))}; then run stagekit teardown as that user, or as root"
+
+
+def shown(text: str) -> str:
+    """``text`` on one line: what cannot be printed of a name in it is written as its escape."""
+    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
+
+
+def quoted(word: str) -> str:
+    """``word`` as a shell takes it, on one line: a name that cannot be printed in the way that bash and zsh read escapes."""
+    if word.isprintable():
+        return shlex.quote(word)
+    written = word.replace("\\", r"\\").replace("'", r"\'")
+    return "$'" + "".join(one if one.isprintable() else _bytes(one) for one in written) + "'"
+
+
+def _bytes(letter: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+
+
+def _escaped(letter: str) -> str:
+    if "\udc80" <= letter <= "\udcff":  # a byte of a name that is no text
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    return letter.encode("unicode_escape").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +97,7 @@ class Scope:
     @property
     def lines(self) -> list[str]:
         """The same for people; printed before anything is judged."""
-        return [
+        lines = [
             *(f"watching  {path}" for path in self.watched),
             *(f"started   {path}" for path in self.working),
             *(f"run       {url}" for url in self.runs),
@@ -82,7 +105,8 @@ class Scope:
             *(f"spool     {path}" for path in self.spools),
             *(f"durable   {path}" for path in self.durable),
             *(f"ignoring  {pattern}" for pattern in self.ignored),
-        ] or ["nothing to judge"]
+        ]
+        return [shown(line) for line in lines] or ["nothing to judge"]
 
     @property
     def record(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,13 +22,14 @@ from stagekit.store.base import ObjectInfo, Store
 from stagekit.store.extras import ExpiryRule
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
-from stagekit.verdict import processes, steps, trackers
+from stagekit.verdict import processes, steps, teardown, trackers
 from stagekit.verdict.bucket import RunState, look_at_run
 from stagekit.verdict.caches import is_cache
 from stagekit.verdict.durable import Durable
 from stagekit.verdict.expiry import first_expiry
 from stagekit.verdict.findings import Finding
 from stagekit.verdict.origins import HubAnswer, ask_hub, judge_base_model
+from stagekit.verdict.scope import find_scope
 
 from ..made import make_checkpoint, make_run
 
@@ -79,6 +81,23 @@ def test_what_was_trained_and_not_saved_counts_while_somebody_may_still_save_it(
     assert finding.weight == weight
     assert "step 100 is the newest that is safe: you lose 1,200 steps, 14 min" in finding.what
     assert steps.judge({url: state(url, 1300)}, [], [beat]) == []
+
+
+# ------------------------------------------------------------------------------------------------------------------------ odd names
+
+
+def test_a_row_is_one_line_whatever_a_file_is_called_and_its_command_names_that_file(tmp_path: Path) -> None:
+    name = os.fsdecode(b"it's\\a\nb\xff\x1b[2J.txt")
+    (tmp_path / name).write_text("x")
+    verdict = teardown(watch=[tmp_path], check=True)
+    (finding,) = [one for one in verdict.findings if one.row == "file"]
+    first, second = finding.line.splitlines()
+    assert r"it's\a\nb\xff\x1b[2J.txt: 1 file is not in any bucket" in first
+    pattern = second.partition("--ignore ")[2]
+    assert pattern.isprintable()
+    printed = subprocess.run(["bash", "-c", f"printf %s {pattern}"], capture_output=True, check=True).stdout
+    assert printed == os.fsencode(name)
+    assert all(line.isprintable() for line in find_scope([tmp_path / name]).scope.lines)
 
 
 # --------------------------------------------------------------------------------------------------------------------------- caches
