@@ -7,6 +7,7 @@ import fnmatch
 import os
 import shlex
 import stat
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from ..mounts import Judgement, MountTable
 from ..mounts import judge as judge_mount
 from ..parallel import each
 from ..progress import Progress, Subscriber
+from ..saves.find import Watch
+from ..saves.find import look as look_for_saves
 from ..transfer.put import file_sha256
 from ..units import format_count
 from . import trackers
@@ -29,6 +32,8 @@ from .trackers import is_wandb
 
 NO_LOSS = ("__pycache__", "*.pyc", "*.egg-info", ".ipynb_checkpoints", ".cache", "lost+found", ".nfs*")
 """What Python, Jupyter and file systems make again by themselves, and the folder that is for nothing but caches."""
+
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +281,9 @@ def compare(
     blind = any(not state.seen for state in states)
     lost, given_up, changed = _compare(found.files, held, dropped, on_event)
     now_s = clock()
+    unfinished = _unfinished(lost)
     for (row, folder), members in _folders(lost).items():
-        finding = _lost(row, folder, members, now_s, blind=blind, runs=bool(states))
+        finding = _lost(row, folder, members, now_s, blind=blind, runs=bool(states), why=unfinished.get(folder, ""))
         findings.append(durable.excuse(finding, folder))
     for (_, folder), members in _folders(given_up).items():
         what = f"{_count(members)} of steps that policy dropped"
@@ -343,7 +349,23 @@ def _folders(files: Iterable[LocalFile]) -> dict[tuple[str, Path], list[LocalFil
     return dict(sorted(grouped.items()))
 
 
-def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, blind: bool, runs: bool) -> Finding:
+def _unfinished(lost: Iterable[LocalFile]) -> dict[Path, str]:
+    """What the checkpoints below the watched directories lack that are not finished, in words, by the folder that their row is about."""
+    places = {file.full for file in lost if file.row == "file"}
+    roots = {file.root for file in lost if file.row == "file" and "/" in file.path}  # a file that is watched itself lies beside anything
+    looks = [look_for_saves(root) for root in sorted(roots)]
+    told: dict[Path, str] = {}
+    for found in Watch(0.0, time.monotonic).unfinished(looks):
+        if any(path.is_relative_to(found.path) for path in places):
+            lacking = found.lacking()
+            more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
+            folder = found.root / found.name.split("/")[0]
+            name = "it" if folder == found.path else found.name
+            told.setdefault(folder, f"; {name} is not a finished checkpoint, since it lacks {', '.join(lacking[:_SHOWN])}{more}")
+    return told
+
+
+def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, blind: bool, runs: bool, why: str = "") -> Finding:
     size, age_s = sum(file.size for file in members), _age(members, now_s)
     first = members[0]
     example = "" if first.full == folder else f", such as {first.path.partition('/')[2]}"
@@ -364,7 +386,7 @@ def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, bli
     if network.kind == "warned" and network.mount is not None:
         fix += f"; or, if that volume outlives this server: stagekit teardown --durable {shlex.quote(network.mount.point)}"
     nowhere = "in no verified checkpoint" if runs else "not in any bucket that is known here (name its run with --run)"
-    return Finding("NO", row, f"{_count(members)} {verb} {nowhere}{example}", str(folder), size, age_s, fix)
+    return Finding("NO", row, f"{_count(members)} {verb} {nowhere}{example}{why}", str(folder), size, age_s, fix)
 
 
 def _quoted(pattern: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from ..processes import Process
 from ..runs.heartbeat import Heartbeat
 from ..runs.spool import Entry
-from ..units import format_count, format_duration
+from ..units import counted, format_count, format_duration
 from .bucket import RunState
 from .findings import Finding
 
@@ -59,7 +59,7 @@ def _loss(step: int, at_s: float, state: RunState) -> str:
     safe = state.newest
     if safe is None:
         return "no checkpoint is safe: you lose everything since the start"
-    lost = f"step {format_count(safe.step)} is the newest that is safe: you lose {format_count(step - safe.step)} steps"
+    lost = f"step {format_count(safe.step)} is the newest that is safe: you lose {counted(step - safe.step, 'step')}"
     if safe.manifest.saved_s is not None and at_s > safe.manifest.saved_s:
         lost += f", {format_duration(at_s - safe.manifest.saved_s)}"
     return lost

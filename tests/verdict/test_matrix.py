@@ -184,6 +184,13 @@ def a_new_file(machine: Machine) -> None:
     (machine.out / "logs" / "train.log").write_text("loss 0.3\n")
 
 
+def an_unfinished_checkpoint(machine: Machine) -> None:
+    folder = machine.out / "checkpoint-300"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text('{"global_step": 300, "epoch": 1.0, "log_history": []}')
+    (folder / "optimizer.pt").write_bytes(b"cut")
+
+
 def a_changed_file(machine: Machine) -> None:
     (machine.out / "checkpoint-100" / "model.bin").write_bytes(b"9" * 3000)
 
@@ -591,6 +598,9 @@ class Row:
 MATRIX = {
     "clean": Row(nothing, 0),
     "a new file": Row(a_new_file, 3, "file", "1 file is in no verified checkpoint, such as train.log (9 B", "teardown --ignore 'logs/*'"),
+    "an unfinished checkpoint": Row(
+        an_unfinished_checkpoint, 3, "file", "optimizer.pt; it is not a finished checkpoint, since it lacks ", "--ignore 'checkpoint-300/*'"
+    ),
     "a changed file": Row(a_changed_file, 3, "file", "checkpoint-100: 1 file is in no verified checkpoint", "--ignore"),
     "a link to a new file": Row(a_new_file_behind_a_link, 3, "file", "such as adapter.bin (7 B", "--ignore 'link/*'"),
     "ignored files": Row(ignored_files, 0),
