@@ -13,20 +13,23 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 from ..config import StoreConfig
+from ..contents import exists
 from ..errors import CheckpointError, OutOfSpace, StagekitError, UsageError, WorkerDied
 from ..location import Location
 from ..mounts import refuse_mount
 from ..processes import Process
 from ..progress import Event, Message, Progress, Subscriber
-from ..runs.layout import Checkpoint, parse_reference
+from ..runs.layout import RUN_JSON, Checkpoint, parse_reference
 from ..runs.run import Run, log, refuse_whole_bucket
 from ..runs.spool import default_dir
 from ..runs.sync import create
+from ..shards.manifest import MANIFEST
 from ..store import Where
 from ..units import format_duration
 from . import record, survivors
@@ -44,6 +47,7 @@ _CHILDS_SHARE = 0.6  # of the grace after SIGTERM; the rest is for sending what 
 _WAIT_S = 0.2
 _CLOSING_S = 3.0  # beyond the drain, for ending the thread that sends and a last word to the store
 _ENDING_S = 15.0  # what a killed command's last processes may take beyond the grace
+_ASKED_OF = 4  # folders below a new run, for whether another run lies there
 _LOOK_EVERY_S = 1.0
 _LOOKS_SHARE = 20  # looking takes at most this part of the time
 
@@ -117,6 +121,8 @@ def run_command(
         raise UsageError(
             f"--to {to}: that names one checkpoint of {named_run}, and a run cannot be called so; give the run: --to {named_run}"
         )
+    if isinstance(to, str) and to != to.strip():
+        raise UsageError(f"--to {to!r}: it begins or ends with a space, which would be a run of its own; leave it out")
     if isinstance(to, str | os.PathLike | Location):
         refuse_whole_bucket(to)
     if settings.stall_s is not None and settings.stall_s <= 0:
@@ -336,6 +342,7 @@ class _Wrapper:
         try:
             if self.training.latest() is None:
                 self.training._refuse_dataset()
+                self._refuse_parent()
                 return []
             return self.training.checkpoints()
         except StagekitError as error:
@@ -343,6 +350,19 @@ class _Wrapper:
                 raise
             self.on_event(Message(f"starting from what is here, as --allow-fresh says, although {error}", "warning"))
             return None
+
+    def _refuse_parent(self) -> None:
+        """Nothing for a place below which no other run and no data set lies. Raises ``UsageError``: a listing would show only this run."""
+        store = self.training._store
+        there = store.children()
+        if any(info.key == RUN_JSON for info in there.objects):
+            return
+        for folder, (name, what) in product(there.folders[:_ASKED_OF], ((RUN_JSON, "run"), (MANIFEST, "data set"))):
+            if exists(store, f"{folder}{name}"):
+                raise UsageError(
+                    f"--to {self.training.url}: the {what} {str(store.location / folder).rstrip('/')} lies below it and would be seen by "
+                    f"nobody; give this run a name of its own: {store.location / 'NAME'}"
+                )
 
     def _finish_left(self) -> None:
         """What a killed process left on this disk comes first: it may be the newest checkpoint there is."""

@@ -16,10 +16,14 @@ from stagekit.progress import Event, Message
 from stagekit.runs import Run
 from stagekit.runs.home import known_runs
 from stagekit.runs.layout import Checkpoint, CheckpointManifest, CheckpointName, FileRecord
+from stagekit.runs.sync import create
+from stagekit.store.directory import DirectoryStore
 from stagekit.wrapping.collect import Collector, named
 from stagekit.wrapping.note import Note, notes
 from stagekit.wrapping.resuming import Start, place_of
 from stagekit.wrapping.wrapper import Settings, overdue, run_command, spool_for
+
+from ..made import make_checkpoint
 
 
 def test_a_limit_and_a_silence_end_a_command() -> None:
@@ -133,6 +137,22 @@ def test_what_cannot_be_meant_is_refused_before_anything_happens(tmp_path: Path)
         with pytest.raises(UsageError, match=r"--watch .*: that is all of /.*; name the directory that the command saves"):
             run_command(["true"], str(tmp_path / "run"), Settings(watch=(everything,)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_would_hide_others_is_refused_and_so_is_a_space(tmp_path: Path) -> None:
+    settings = Settings(watch=(str(tmp_path / "out"),))
+    with pytest.raises(UsageError, match=r"--to '.*/runs/first ': it begins or ends with a space"):
+        run_command(["true"], f"{tmp_path}/runs/first ", settings)
+    make_checkpoint(DirectoryStore(tmp_path / "runs" / "first"), 1, {"a": b"x"})
+    create(DirectoryStore(tmp_path / "runs" / "first"))
+    with pytest.raises(UsageError) as raised:
+        run_command(["true"], f"{tmp_path}/runs", settings)
+    assert str(raised.value) == (
+        f"--to {tmp_path}/runs: the run {tmp_path}/runs/first lies below it and would be seen by nobody; give this run a name of its own: "
+        f"{tmp_path}/runs/NAME"
+    )
+    assert run_command(["true"], f"{tmp_path}/runs/second", settings).code == 0
+    assert run_command(["true"], f"{tmp_path}/runs/second", settings).code == 0
 
 
 def test_a_start_that_is_refused_leaves_teardown_nothing_to_wonder_about(tmp_path: Path) -> None:
