@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -198,6 +199,15 @@ def test_every_page_is_reached_from_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
     unreached = [named(page) for page in PAGES[1:] if page.name != "index.md" and f"({page.relative_to(ROOT / 'docs')}" not in index]
     assert unreached == []
+
+
+def test_the_front_page_installs_a_clone_from_inside_it() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = re.findall(r'pip install "(\.[^"\[]*)\[([\w,]+)\]"', (ROOT / "README.md").read_text())
+    assert [folder for folder, _ in lines if not (ROOT / folder / "pyproject.toml").is_file()] == []
+    named = [one for _, listed in lines for one in listed.split(",")]
+    assert "demo" in named, "it makes the data of the page's own loop"
+    assert [one for one in named if one not in extras] == []
 
 
 def test_nobody_is_told_to_install_the_other_stagekit() -> None:
