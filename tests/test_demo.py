@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stagekit.demo import story
+from stagekit.demo import digits, story
 from stagekit.demo.digits import export_digits
 from stagekit.errors import MissingExtra
 from stagekit.store import open_store
@@ -234,6 +234,24 @@ def test_what_the_demo_lacks_is_told_as_one_extra(tmp_path: Path, monkeypatch: p
             patched.setitem(sys.modules, module, None)
             export_digits(tmp_path / "raw")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_making_the_digits_fails_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert digits.main([str(tmp_path / "file")]) == 1
+    failed = capsys.readouterr()
+    complaint = f"writing the digits into {tmp_path}/file: File exists; name another folder: python -m stagekit.demo.digits FOLDER"
+    assert failed.err == f"stagekit: error: {complaint}\n"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sklearn.py").write_text("raise ImportError('there is none', name='sklearn')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}"}
+    command = [sys.executable, "-m", "stagekit.demo.digits", str(tmp_path / "digits")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("stagekit: error: The demo's data set needs the package 'scikit-learn'")
+    assert done.stderr.endswith("pip install 'stagekit-ml[demo]'\n")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "digits").exists()
 
 
 def test_looking_around_leaves_no_record_of_a_run_that_will_be_gone(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,23 @@ def _write(directory: Path, digits: list[tuple[Any, int]], first: int) -> None:
         stem.with_suffix(".cls").write_text(f"{label}\n")
 
 
-if __name__ == "__main__":
-    target = Path(*sys.argv[1:2] or ["digits"])
-    _write(target, _load()[:TRAIN], 0)
+def main(arguments: Sequence[str]) -> int:
+    """Write the digits for training into ``arguments[0]``, else ``digits``, and return the exit code. Errors are one line."""
+    target = Path(*arguments[:1] or ["digits"])
+    try:
+        _write(target, _load()[:TRAIN], 0)
+    except MissingExtra as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"writing the digits into {target}: {error.strerror}; name another folder: python -m stagekit.demo.digits FOLDER")
     sys.stdout.write(f"{TRAIN:,} pictures and their labels are in {target}\n")
+    return 0
+
+
+def _fail(text: str) -> int:
+    sys.stderr.write(f"stagekit: error: {text}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

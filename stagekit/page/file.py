@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import OutOfSpace, UsageError
 from .document import GENERATOR
 
 _BEGINNING = 400
@@ -24,13 +26,21 @@ def check_target(path: str | os.PathLike[str]) -> Path:
 
 
 def write(target: Path, page: str) -> None:
-    """Put ``page`` at ``target``, in place of an older one. After a failure the older one is there. Raises ``OSError``."""
+    """Put ``page`` at ``target``, in place of an older one. After a failure the older one is there.
+
+    Raises ``UsageError`` where nothing can be written, and ``OutOfSpace`` where no space is left.
+    """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         temporary.write_text(page, encoding="utf-8")
         temporary.replace(target)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace(f"html: no space is left to write {target}; free some, or name a file on another disk") from error
+        raise UsageError(f"html: {target} cannot be written ({error.strerror}); name a file in another directory") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where none could be made, removing it may be refused as well
+            temporary.unlink()
 
 
 def _is_ours(path: Path) -> bool:

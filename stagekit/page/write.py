@@ -20,8 +20,8 @@ SAMPLES = 12
 
 
 def write_run_page(target: Path, info: RunInfo, store: Store, now_s: float) -> None:
-    """The page of the run ``info``, which lies at ``store``. Raises the store's errors, and ``OSError`` where ``target`` cannot be
-    written."""
+    """The page of the run ``info``, which lies at ``store``. Raises the store's errors, and ``UsageError`` or ``OutOfSpace``
+    where ``target`` cannot be written."""
     file.write(target, run_page(info, history.passages(store, info.checkpoints), last_verdict(info.url), now_s))
 
 
@@ -31,7 +31,8 @@ def write_dataset_page(
     """The page of the data set ``info`` at ``where``, with its first ``samples``: ``SAMPLES`` where that is ``None``, and with 0 nothing of
     the contents of any. Each byte that is shown was compared with its digest.
 
-    Raises the store's errors, ``CorruptShard`` for samples that are not what the manifest says, and ``OSError``.
+    Raises the store's errors, ``CorruptShard`` for samples that are not what the manifest says, and ``UsageError`` or ``OutOfSpace``
+    where ``target`` cannot be written.
     """
     number = SAMPLES if samples is None else samples
     read = shown(Dataset(where, store=config).head(number)) if number else []

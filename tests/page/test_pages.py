@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import pytest
 
 import stagekit
 from stagekit.cli import main
-from stagekit.errors import UsageError
+from stagekit.errors import OutOfSpace, UsageError
 from stagekit.page import file
 from stagekit.page.chart import Column, Mark, columns, nice_step, timeline
 from stagekit.page.history import passages
@@ -27,7 +28,13 @@ from ..made import make_dataset, make_run
 from .made import BEGAN_S, a_run, picture
 
 
-def test_a_page_takes_the_place_of_a_page_and_of_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def full(path: Path, target: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_a_page_takes_the_place_of_a_page_and_of_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = str(tmp_path / "digits")
     make_dataset(DirectoryStore(url))
     target = tmp_path / "page.html"
@@ -46,6 +53,9 @@ def test_a_page_takes_the_place_of_a_page_and_of_nothing_else(tmp_path: Path, ca
     assert main(["info", url, "--html", str(target), "--peek", "2"]) == 0
     with pytest.raises(UnicodeEncodeError):
         file.write(target, "\ud800")
+    with monkeypatch.context() as patched, pytest.raises(OutOfSpace, match=r"no space is left to write .*page\.html; free some"):
+        patched.setattr(Path, "replace", full)
+        file.write(target, "<!doctype html>")
     assert "The first 2 samples" in target.read_text(), "a failure leaves the older page"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits", "page.html"]
     capsys.readouterr()
@@ -56,6 +66,7 @@ def test_a_page_takes_the_place_of_a_page_and_of_nothing_else(tmp_path: Path, ca
         (url, tmp_path / "thesis.html", "thesis.html exists and is no page that stagekit info wrote; name another file, or remove it"),
         (url, tmp_path, f"is a directory; name a file in it, such as {tmp_path / 'page.html'}"),
         (url, tmp_path / "no" / "page.html", f"{tmp_path / 'no'} is no directory, so page.html cannot be written there; make it first"),
+        (url, "/proc/page.html", "html: /proc/page.html cannot be written (No such file or directory); name a file in another directory"),
         (f"{run}@100", target, f"@100 is one checkpoint, and there are pages of runs and data sets; give {run}"),
     ):
         assert main(["info", where, "--html", str(html)]) == 2
