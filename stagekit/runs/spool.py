@@ -266,10 +266,10 @@ class Spool:
         except OSError as error:
             self._discard(reserved.parent)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OutOfSpace(
-                    f"step {entry.step}: no space in {self.directory} to pin {source}; free some. Pinning takes next to none where the "
-                    "spool is on the file system of the checkpoints (spool_dir=, --spool)"
-                ) from error
+                what = f"step {entry.step}: no space in {self.directory} to pin {source}; free some"
+                if not _is_same_disk(source, self.directory):
+                    what += ". Pinning takes next to none where the spool is on the file system of the checkpoints (spool_dir=, --spool)"
+                raise OutOfSpace(what) from error
             raise SourceError(f"step {entry.step}: cannot pin {source}: {error}") from error
         except BaseException:
             self._discard(reserved.parent)
@@ -551,6 +551,13 @@ def _walk(source: Path) -> list[tuple[str, Path]]:
 
     enter(source, "", ())
     return sorted(found)
+
+
+def _is_same_disk(one: Path, other: Path) -> bool:
+    try:
+        return one.stat().st_dev == other.stat().st_dev
+    except OSError:
+        return False
 
 
 def _sync_directory(directory: Path) -> None:

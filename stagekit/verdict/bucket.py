@@ -77,6 +77,12 @@ def unseen(url: str, error: StagekitError) -> RunState:
     return RunState(url, findings=[Finding("CANNOT TELL", "bucket", f"the run cannot be looked at: {error}", url, fix=_remedy(error, url))])
 
 
+def mute(url: str, error: StagekitError) -> Finding:
+    """A run that can be looked at and takes no writes, because of ``error``."""
+    what = f"the store takes no writes for this run, so what waits here for it is not sent: {error}"
+    return Finding("CANNOT TELL", "bucket", what, url, fix="see what the store's server says, then: stagekit teardown")
+
+
 def _look(store: Store, state: RunState, clock: Callable[[], float], deep: bool, on_event: Subscriber) -> None:
     names = sorted(catalog.attempts(store), reverse=True)
     if not names and not _exists(store, RUN_JSON):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ..errors import StagekitError, UploadFailed
-from ..progress import Message, Subscriber
+from ..progress import Event, Message, Subscriber
 from ..runs import Run, ending, spool
 from ..runs.spool import Entry
 from ..wrapping.finish import finish_left
@@ -15,6 +15,8 @@ from ..wrapping.note import Note
 from .scope import Target
 
 STALL_S = 60.0
+BEGINS = "; sending that now"
+"""How a message ends that tells of a beginning and not of what failed."""
 
 
 def own_runs() -> list[Run]:
@@ -32,18 +34,29 @@ def finish_own(run: Run, on_event: Subscriber, *, clock: Callable[[], float] = t
         on_event(_stays(error))
 
 
-def finish_wrapped(note: Note, target: Target, on_event: Subscriber) -> None:
-    """Look once more where a ``stagekit run`` that is gone was watching, and send what it left. Never raises for a store that refuses."""
+def finish_wrapped(note: Note, target: Target, on_event: Subscriber) -> str:
+    """Look once more where a ``stagekit run`` that is gone was watching, and send what it left. Never raises for a store that refuses.
+
+    Returns the last of what kept something here, as it was told; nothing where nothing did.
+    """
+    told: list[str] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Message) and event.level != "info" and not event.text.endswith(BEGINS):
+            told.append(event.text)
+        on_event(event)
+
     with suppress(OSError):
         if note.spool is not None and not spool.is_there(note.spool):
-            return  # a row tells; a new one in its place would hide that
-    run = Run(target.where, store=target.store, spool_dir=note.spool, rank=0, world_size=1, drain_s=STALL_S, on_event=on_event)
+            return ""  # a row tells; a new one in its place would hide that
+    run = Run(target.where, store=target.store, spool_dir=note.spool, rank=0, world_size=1, drain_s=STALL_S, on_event=hear)
     try:
-        finish_left(note, run, on_event=on_event)
+        finish_left(note, run, on_event=hear)
     except OSError as error:
-        on_event(_stays(error))
+        hear(_stays(error))
     with suppress(StagekitError, OSError):
         run.close()
+    return told[-1] if told else ""
 
 
 def finish(target: Target, entries: Sequence[Entry], on_event: Subscriber, *, clock: Callable[[], float] = time.monotonic) -> None:

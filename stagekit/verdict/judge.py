@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import time
+import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from ..config import StoreConfig, home_directory
-from ..errors import StagekitError
+from ..errors import StagekitError, StoreError
 from ..location import Location
 from ..mounts import judge as judge_mount
 from ..parallel import Beside, each
@@ -20,9 +23,10 @@ from ..runs import catalog, spool
 from ..runs.heartbeat import last_heartbeat
 from ..runs.spool import Entry
 from ..store import Where
+from ..transfer.put import put_object
 from ..wrapping.note import Note
 from . import files, git, origins, processes, publications, steps, trackers, uploads, wrapped
-from .bucket import RunState, look_at_run, unseen
+from .bucket import RunState, look_at_run, mute, unseen
 from .durable import Durable
 from .files import Found
 from .findings import Finding, Verdict, decide
@@ -108,15 +112,18 @@ def _gather(
     spools = [Path(path) for path in judged.scope.spools]
     entries, broken = uploads.pending(spools)
     running, unread = wrapped.noted(judged.home)
+    reasons: dict[str, str] = {}
     if not check:
-        waited = _finish(judged.targets, entries, states, on_event)
-        _finish_wrapped(judged.targets, running, states, on_event)
+        reached = _Reached(states)
+        waited = _finish(judged.targets, entries, reached, on_event)
+        reasons = _finish_wrapped(judged.targets, running, reached, on_event)
+        findings.extend(reached.mute.values())
         entries, broken = uploads.pending(spools)
         waited = waited or bool(running)
         running, unread = wrapped.noted(judged.home)
         if waited:  # for minutes, it may be
             local, begun = Beside(partial(_look_around, judged)), Beside(partial(_publications, judged))
-    findings.extend([*unread, *wrapped.judge(running)])
+    findings.extend([*unread, *wrapped.judge(running, reasons)])
     findings.extend(durable.excuse(finding, finding.subject) for finding in broken)
     for entry, finding in zip(entries, uploads.judge(entries, clock), strict=True):
         findings.append(durable.excuse(finding, entry.directory))
@@ -143,9 +150,29 @@ def _gather(
         findings.append(Finding("CANNOT TELL", "scope", "nothing is watched and no run is recorded", "this machine", fix=fix))
 
 
-def _finish(targets: Iterable[Target], entries: list[Entry], states: dict[str, RunState], on_event: Subscriber) -> bool:
-    """Send what dead processes left, and what this one has pending. Runs whose store cannot be reached go into ``states``, so that they
-    are not asked again. Returns whether there was something to wait for."""
+@dataclass(slots=True)
+class _Reached:
+    """Which runs something can be sent to, each asked once. Those that cannot be looked at are in ``states``, so that they are not asked
+    again; those that take no writes are ``mute``."""
+
+    states: dict[str, RunState]
+    mute: dict[str, Finding] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+
+    def __call__(self, targets: Iterable[Target]) -> list[Target]:
+        """Those of ``targets`` that answer. A store that does not, or takes nothing, costs the patience of ``open_briefly``."""
+        new = [target for target in targets if target.url not in self.asked and target.url not in self.states]
+        for target, (unseen_for, mute_for) in zip(new, each(_reach, new, threads=_AT_ONCE), strict=True):
+            self.asked.add(target.url)
+            if unseen_for is not None:
+                self.states[target.url] = unseen(target.url, unseen_for)
+            elif mute_for is not None:
+                self.mute[target.url] = mute(target.url, mute_for)
+        return [target for target in targets if target.url not in self.states and target.url not in self.mute]
+
+
+def _finish(targets: Iterable[Target], entries: list[Entry], reached: _Reached, on_event: Subscriber) -> bool:
+    """Send what dead processes left, and what this one has pending. Returns whether there was something to wait for."""
     by_url = {target.url: target for target in targets}
     left: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -154,36 +181,42 @@ def _finish(targets: Iterable[Target], entries: list[Entry], states: dict[str, R
     own = {run.url: run for run in own_runs()}
     # A run that nobody named is sent all the same: its saves would be lost with this server.
     to_send = {url: by_url.get(url) or Target(url, url, left[url][0].store if url in left else own[url]._config) for url in {**left, **own}}
-    for url, error in zip(to_send, each(_reach, to_send.values(), threads=_AT_ONCE), strict=True):
-        if error is not None:
-            states[url] = unseen(url, error)
-            continue
-        if url in own:
-            finish_own(own[url], on_event)
-        if url in left:
-            finish(to_send[url], left[url], on_event)
-    return len(states) < len(to_send)
+    able = reached(list(to_send.values()))
+    for target in able:
+        if target.url in own:
+            finish_own(own[target.url], on_event)
+        if target.url in left:
+            finish(target, left[target.url], on_event)
+    return bool(able)
 
 
-def _finish_wrapped(targets: Iterable[Target], running: Iterable[Note], states: dict[str, RunState], on_event: Subscriber) -> None:
-    """Finish each ``stagekit run`` that was killed, unless its run is known to be out of reach: then that is noted in ``states``."""
+def _finish_wrapped(targets: Iterable[Target], running: Iterable[Note], reached: _Reached, on_event: Subscriber) -> dict[str, str]:
+    """Finish each ``stagekit run`` that was killed, unless its run is out of reach. Returns what kept some of it here, by attempt."""
+    reasons: dict[str, str] = {}
     by_url = {target.url: target for target in targets}
     for note in running:
         target = by_url.get(note.url) or Target(note.url, note.url, note.store)
-        if note.url in states or not note.is_over():
-            continue
-        if (error := _reach(target)) is not None:
-            states[note.url] = unseen(note.url, error)
-        else:
-            finish_wrapped(note, target, on_event)
+        if note.is_over() and reached([target]):
+            reasons[note.attempt] = finish_wrapped(note, target, on_event)
+    return reasons
 
 
-def _reach(target: Target) -> StagekitError | None:
+def _reach(target: Target) -> tuple[StagekitError | None, StagekitError | None]:
+    """Why a run cannot be looked at, and why nothing can be sent to it, as long as that may pass: a refusal is told by what is refused."""
     try:
-        catalog.attempts(target.open())
+        store = target.open()
+        catalog.attempts(store)
     except StagekitError as error:
-        return error
-    return None
+        return error, None
+    key = f".stagekit-teardown-{uuid.uuid4().hex}"
+    try:
+        put_object(store, key, b"")
+    except StagekitError as error:
+        return None, error if isinstance(error, StoreError) and error.transient else None
+    finally:
+        with suppress(StagekitError):
+            store.delete(key)
+    return None, None
 
 
 def _look_around(judged: Judged) -> Found:

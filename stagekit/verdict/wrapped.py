@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..config import home_directory
@@ -26,14 +26,16 @@ def noted(home: Path | None = None) -> tuple[list[Note], list[Finding]]:
     return [], [Finding("CANNOT TELL", "wrapped", what, "this machine", fix=fix)]
 
 
-def judge(found: Iterable[Note]) -> list[Finding]:
-    """One finding for each command that runs, and for each that has ended and is not finished."""
+def judge(found: Iterable[Note], reasons: Mapping[str, str]) -> list[Finding]:
+    """One finding for each command that runs, and for each that has ended and is not finished; ``reasons`` are by attempt."""
     findings = []
     for note in found:
         places = ", ".join(map(str, note.watched.values()))
         if note.is_over():
             what = f"stagekit run has ended here before everything was sent; what {note.command!r} left below {places} may be in no bucket"
-            findings.append(Finding("NO", "wrapped", what, note.url, fix=f"stagekit teardown --run {note.url}"))
+            again, why = f"stagekit teardown --run {note.url}", reasons.get(note.attempt)
+            fix = f"mend that, then: {again}" if why else again
+            findings.append(Finding("NO", "wrapped", f"{what}: {why}" if why else what, note.url, fix=fix))
         else:
             what = f"process {note.process.pid} runs {note.command!r}, which saves below {places}"
             findings.append(Finding("NO", "wrapped", what, note.url, fix=f"wait until it ends, or stop it: kill {note.process.pid}"))

@@ -29,8 +29,10 @@ from stagekit.runs import Run
 from stagekit.runs.home import remember
 from stagekit.runs.layout import CheckpointName, SupersededRecord
 from stagekit.runs.lease import Lease
+from stagekit.runs.spool import Entry, Spool
 from stagekit.store.directory import DirectoryStore
 from stagekit.testing.proxy import FaultProxy, Status, WrongDate
+from stagekit.wrapping.note import Note
 
 from ..made import make_checkpoint, make_dataset
 from ..rigs.servers import S3Server
@@ -258,6 +260,15 @@ def a_command_of_another_run(machine: Machine) -> None:
     with machine.monkeypatch.context() as patch:
         patch.setenv("STAGEKIT_RUN", machine.url + "-2")
         machine.child("ready()\nsys.stdin.read()\n")
+
+
+def a_command_that_left_a_name_that_no_store_takes(machine: Machine) -> None:
+    (machine.out / "checkpoint-100").rename(machine.work.parent / "bucket" / "elsewhere")
+    (machine.out / os.fsdecode(b"bad\xff.txt")).write_text("x")
+    logs = home_directory() / "wrapped" / "000001-0123abcd"
+    logs.mkdir(parents=True)
+    ended = replace(Process.current(), pid=2**22 - 1, started="1")
+    Note(logs.name, machine.url, None, {"out": machine.out}, (), 30.0, None, logs, "python train.py", ended, 1.0, killed=False).write()
 
 
 def another_machine(machine: Machine) -> None:
@@ -625,6 +636,9 @@ MATRIX = {
         a_command_that_outlived_its_stagekit_run, 3, "process", "was started by a stagekit run for it, and lives on", "kill "
     ),
     "a command of another run": Row(a_command_of_another_run, 0),
+    "a command that left a name that no store takes": Row(
+        a_command_that_left_a_name_that_no_store_takes, 3, "wrapped", "may be in no bucket: ", "mend that, then: stagekit teardown --run "
+    ),
     "another machine": Row(another_machine, 0, "writer", "process 77 on other-server now, which is another machine"),
     "another container": Row(another_container, 4, "writer", "in another container of this machine", "look in that container"),
     "a missing object": Row(a_missing_object, 3, "damaged", "step 200 is not whole in the bucket: model.bin missing", "stagekit verify"),
@@ -948,6 +962,31 @@ def test_a_store_that_forbids_looking_cannot_be_told(
         proxy.fault(Status(403, "AccessDenied"), key=key)
         arguments = ["--run", url, "--endpoint-url", proxy.endpoint_url, "--profile", str(config.profile), "--watch", str(tmp_path / "out")]
         cannot_tell(arguments, capsys, "use credentials that may list and read the run")
+
+
+def test_a_store_that_takes_no_writes_is_told_at_once(
+    moto_server: S3Server,
+    fresh_bucket: Callable[[S3Server], str],
+    credentials_for: Callable[[S3Server], StoreConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with FaultProxy(moto_server.endpoint_url) as proxy:
+        config = replace(credentials_for(moto_server), endpoint_url=proxy.endpoint_url)
+        url = train(fresh_bucket(moto_server), config)
+        left = Spool(home_directory() / "spool")
+        left.pin(tmp_path / "out", Entry(url, config, 2, 1, saved_s=1_700_000_000.0))
+        left.close()
+        proxy.fault(Status(500), method="PUT")
+        began_s = time.monotonic()
+        assert main(["teardown", "--json"]) == 3
+        assert time.monotonic() - began_s < 30.0, "it is promised within ten"
+    told = {one["row"]: one for one in map(json.loads, capsys.readouterr().out.splitlines()) if one["event"] == "finding"}
+    assert told["bucket"]["weight"] == "CANNOT TELL"
+    assert "takes no writes for this run, so what waits here for it is not sent: " in told["bucket"]["what"]
+    assert "1 file to be sent" in told["queued"]["what"]
 
 
 # --------------------------------------------------------------------------------------------------------------- rows about a bucket
