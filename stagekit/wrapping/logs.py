@@ -18,11 +18,13 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError, NotFound, StagekitError, StoreError, UsageError
-from ..progress import Message, Subscriber
+from ..parallel import each
+from ..progress import Message, Progress, Subscriber
 from ..runs.layout import seal, unseal
 from ..saves.find import Stat, stat_of
 from ..store.base import Store
@@ -34,6 +36,8 @@ AT_ONCE = 64 * 2**20
 """A file up to this size is sent while it may still be written; a larger one once it is quiet."""
 
 _PIECE = 16 * 2**20
+_SMALL, _TOGETHER = 2**20, 16
+_MANY = 100
 _MANIFEST = re.compile(r"manifest-([0-9]{6})\.json")
 
 
@@ -102,6 +106,7 @@ class Logs:
     _begun: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _told: bool = False
+    _changed: bool = False
     refused: dict[str, str] = field(default_factory=dict)
     """Files that no store can hold under their names, by their path in the logs, each with a sentence."""
 
@@ -118,20 +123,22 @@ class Logs:
         with self._lock:
             files = dict(self._files)
         whole = True
-        changed = False
+        failed: StagekitError | OSError | None = None
         try:
             store = self.open_store()
             self._begin(store)
-            for path, local in sorted(files.items(), key=lambda one: one[0]):
-                try:
-                    changed |= self._bring(store, path, local, last=last)
-                except UsageError as error:
-                    self._refuse(path, local, error)
-                except OSError as error:
-                    if isinstance(error, StoreError):
-                        raise
+            for path, local, result in self._each(store, files, last=last):
+                if isinstance(result, bool):
+                    self._changed |= result
+                elif isinstance(result, UsageError):
+                    self._refuse(path, local, result)
+                elif _is_about_a_file(result):
                     whole = False  # it vanished, or cannot be read: teardown looks at what is left
-            if changed:
+                else:
+                    failed = failed or result
+            if failed is not None:
+                raise failed
+            if self._changed:
                 self._commit(store)
             if whole:
                 self._told = False
@@ -141,6 +148,33 @@ class Logs:
                 self.on_event(Message(f"logs are not in the bucket yet, and are tried again: {error}", "warning"))
             return False
         return whole
+
+    def _each(self, store: Store, files: Mapping[str, Path], *, last: bool) -> Iterator[tuple[str, Path, bool | StagekitError | OSError]]:
+        """Whether each file was sent, or what kept it from that. Small ones go together: each costs an answer of the store and little else.
+
+        After an error of the store no other file is begun.
+        """
+        over = threading.Event()
+
+        def bring(one: tuple[str, Path]) -> bool | StagekitError | OSError:
+            try:
+                return not over.is_set() and self._bring(store, *one, last=last)
+            except (StagekitError, OSError) as error:
+                if not (isinstance(error, UsageError) or _is_about_a_file(error)):
+                    over.set()
+                return error
+
+        sizes = {path: now[1] if (now := stat_of(local)) is not None else 0 for path, local in files.items()}
+        ordered = sorted(files.items(), key=lambda one: one[0])
+        small = [one for one in ordered if sizes[one[0]] <= _SMALL]
+        large = [one for one in ordered if sizes[one[0]] > _SMALL]
+        results = chain(each(bring, small, threads=_TOGETHER), map(bring, large))
+        total, done = sum(sizes.values()), 0
+        for number, ((path, local), result) in enumerate(zip([*small, *large], results, strict=True), 1):
+            yield path, local, result
+            done += sizes[path]
+            if last and len(files) >= _MANY:  # somebody waits
+                self.on_event(Progress("sending logs", done, total, finished=number == len(files)))
 
     def _refuse(self, path: str, local: Path, error: UsageError) -> None:
         if path not in self.refused:
@@ -212,8 +246,14 @@ class Logs:
         ]
         values = {"format": "stagekit-logs", "version": 1, "attempt": self.attempt, "files": files}
         put_object(store, _manifest_key(self.attempt, self._number), seal(values))
+        self._changed = False
         if self._number > 1:
             store.delete(_manifest_key(self.attempt, self._number - 1))
+
+
+def _is_about_a_file(error: Exception) -> bool:
+    """Whether one local file cannot be sent, and not that the store fails."""
+    return isinstance(error, OSError) and not isinstance(error, StoreError)
 
 
 def _digests(path: Path, first: int, size: int) -> tuple[str, str]:

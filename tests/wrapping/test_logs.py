@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from pathlib import Path
 
 import pytest
 
 from stagekit.errors import Unreachable
-from stagekit.progress import Event, Message
+from stagekit.progress import Event, Message, Progress
+from stagekit.store.base import Data, ObjectInfo
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 from stagekit.wrapping import logs as module
@@ -87,6 +89,33 @@ def test_at_the_end_everything_is_brought_and_nothing_twice(logs: Logs, store: F
     assert logs.bring(last=True)
     assert keys(store) == before
     assert content(store, "train.log") == b"one\ntwo\n"
+
+
+def test_small_files_are_sent_together_and_how_far_that_is_is_told(tmp_path: Path) -> None:
+    class Waiting(FaultStore):
+        """Takes no file before two are on their way."""
+
+        both = threading.Barrier(2, timeout=60.0)
+
+        def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
+            if key.endswith(("/0", "/1")):
+                self.both.wait()
+            return super().put(key, data, if_absent=if_absent)
+
+    store = Waiting(MemoryStore(f"memory://{uuid.uuid4().hex}/run"))
+    told: list[Event] = []
+    files = {f"out/{number}": tmp_path / str(number) for number in range(120)}
+    for name, path in files.items():
+        path.write_text(name)
+    logs = Logs(lambda: store, "000001-0123abcd", told.append, Clock())
+    logs.offer(files)
+    assert logs.bring(last=True)
+    ((_, held),) = manifests(store)
+    assert {one.path for one in held} == set(files)
+    assert content(store, "out/7") == b"out/7"
+    size = sum(map(len, files))
+    assert told[-1] == Progress("sending logs", size, size, finished=True)
+    assert len(told) == 120
 
 
 def test_a_file_that_was_rewritten_is_sent_anew_under_another_name(logs: Logs, store: FaultStore, tmp_path: Path) -> None:
