@@ -23,7 +23,7 @@ from .needs import Data
 from .plan import PRECISIONS, Kind, Plan
 from .published import Published, published
 from .reading import read_model
-from .server import Server, compare, gpus_needed, one_gpu
+from .server import Server, compare, one_gpu, shared
 from .span import Item, Span, total
 from .vram import Vram, vram
 
@@ -122,8 +122,7 @@ class Fit:
     def _eighty(self) -> str:
         if self.vram.total.high <= _EIGHTY:
             return ""
-        number = gpus_needed(self.vram, _EIGHTY)
-        return f"; {number} of 80 GB share it" if number is not None else "; no number of 80 GB will share it with a batch this large"
+        return f"; {shared(self.vram, _EIGHTY)}"
 
     def _verdict_line(self) -> str:
         if self.verdict == "fits":
@@ -182,8 +181,8 @@ def fit(
     server is this machine, its RAM and its disk included; else ``"24GB"`` or ``"8x80GB"``, and ``ram`` and ``disk`` where they count as
     well. ``data`` is a data set's URL. Uploads are timed at ``rate``, or at what the newest checkpoint of ``run`` measured.
 
-    Raises ``UsageError`` for what does not go together, ``SourceError`` for a model's file that cannot be read, and what ``info``
-    raises for ``data`` and ``run``.
+    Raises ``UsageError`` for what does not go together and for a model that cannot be told, a file of it that cannot be read included; and
+    what ``info`` raises for ``data`` and ``run``.
 
     Example: ``stagekit.fit("7B", "qlora", gpu="24GB").verdict``.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +129,8 @@ def of_count(parameters: int, *, said: str, stored_bytes: int | None = None) -> 
 
 
 def of_config(values: Mapping[str, Any], *, said: str) -> Model:
-    """A model by the values of its ``config.json``. Raises ``UsageError`` naming what is missing, or what cannot be computed."""
+    """A model by the values of its ``config.json``. Raises ``UsageError`` naming what is missing, what is no number, or what cannot be
+    computed."""
     part = ""
     for name in ("text_config", "llm_config", "language_config"):
         if "num_hidden_layers" not in values and isinstance(values.get(name), dict):
@@ -144,8 +146,14 @@ def of_config(values: Mapping[str, Any], *, said: str) -> Model:
     def number(*names: str, default: int | None = None) -> int:
         for name in names:
             value = values.get(name)
+            if value is None or (default is not None and value == 0):  # 0 experts, say, is how some tell that they have none
+                continue
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
+            raise UsageError(
+                f"model: {said} says {name}: {reprlib.repr(value)}, which is no positive whole number; mend it there, or give a parameter "
+                "count, such as 7B"
+            )
         if default is None:
             raise UsageError(
                 f"model: {said} does not say {names[0]}, so it is no transformer's config.json; give a parameter count, such as 7B"

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
-from ..errors import SourceError, UsageError
+from ..errors import UsageError
 from .model import Model, Tensor, of_config, of_count, of_tensors, parse_count
 
 _CONFIG = "config.json"
 _MOST_HEADER = 100_000_000
 """As the safetensors library has it."""
+_HUB = re.compile(r"(?:hf://(?:models/)?|https?://huggingface\.co/)?(?P<org>\w[\w.-]*)/(?P<model>\w[\w.-]*)(?:/.*)?")
+_SIZE = re.compile(r"(?<![\w.])\d+(?:\.\d+)?[BM](?![a-z0-9])", re.IGNORECASE)
 
 
 def read_model(what: str | os.PathLike[str]) -> Model:
-    """The model that ``what`` means. Raises ``UsageError`` for what means none, ``SourceError`` for a file that cannot be read."""
+    """The model that ``what`` means. Raises ``UsageError`` for what means none, a file that cannot be read included."""
     said = os.fspath(what)
+    if not said.strip():
+        raise UsageError("model: it is empty; give a parameter count, such as 7B, or a config.json, safetensors file or directory of them")
     count = parse_count(said)
     if count is not None:
         return of_count(count, said=said)
@@ -27,10 +32,18 @@ def read_model(what: str | os.PathLike[str]) -> Model:
         return _directory(path, said)
     if path.is_file():
         return of_tensors(_tensors(path), said=said) if path.suffix == ".safetensors" else of_config(_config(path), said=said)
-    raise UsageError(
-        f"model: {said} is no parameter count such as 7B, and no file or directory here; `stagekit pull` brings a model from a bucket, and "
-        "config.json is enough of it"
-    )
+    raise UsageError(f"model: {said} is no parameter count such as 7B, and no file or directory here; {_instead(said)}")
+
+
+def _instead(said: str) -> str:
+    """What to give where ``said`` is no model here: its count, or its config.json brought from where it seems to lie."""
+    hub = _HUB.fullmatch(said)
+    if hub is None:
+        place = "URL" if "://" not in said else said.rstrip("/")
+        return f"give the count, or bring its config.json, which is enough: stagekit cp {place}/{_CONFIG} model/, then stagekit fit model"
+    size = next(iter(_SIZE.findall(hub["model"])), "8B")
+    bring = f"stagekit cp hf://{hub['org']}/{hub['model']}/{_CONFIG} model/"
+    return f"names of the Hugging Face Hub are not looked up: give the count, such as {size}, or {bring}, then stagekit fit model"
 
 
 def _directory(path: Path, said: str) -> Model:
@@ -47,9 +60,10 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise SourceError(f"reading {path}: {error}; give a parameter count, such as 7B") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"model: {path} cannot be read as a model's {_CONFIG} ({reason}); give a parameter count, such as 7B") from None
     if not isinstance(values, dict):
-        raise SourceError(f"reading {path}: it is no JSON object, so no model's config.json; give a parameter count, such as 7B")
+        raise UsageError(f"model: {path} is no JSON object, so no model's {_CONFIG}; give a parameter count, such as 7B")
     return values
 
 
@@ -68,6 +82,8 @@ def _tensors(path: Path) -> list[Tensor]:
             if name != "__metadata__"
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SourceError(
-            f"reading the header of {path}: it is no safetensors file ({error}); fetch it again, or give a count, such as 7B"
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"model: the header of {path} cannot be read, so it is no safetensors file ({reason}); fetch it again, or give a parameter "
+            "count, such as 7B"
         ) from None

@@ -13,6 +13,7 @@ from .span import Span
 from .vram import Vram
 
 _MOST_GPUS = 1024
+_ANY_NUMBER = 10**12
 # In GB, as they are sold.
 _SOLD = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 180)
 
@@ -28,8 +29,22 @@ class Server:
 
 def one_gpu(needed: Span) -> str:
     """Which single GPU is enough, for people."""
-    enough = next((size for size in _SOLD if size * 1e9 >= needed.high), None)
-    return f"enough from {enough} GB on" if enough is not None else f"not enough, up to {_SOLD[-1]} GB"
+    enough = _enough(needed)
+    return f"enough from {enough} GB on" if enough is not None else f"none is enough, as they have up to {_SOLD[-1]} GB"
+
+
+def shared(vram: Vram, each_bytes: int) -> str:
+    """How many GPUs of ``each_bytes`` are enough when they share the model, for people."""
+    size, number = format_size(each_bytes), gpus_needed(vram, each_bytes)
+    if number is not None:
+        return f"{number} of {size} share it"
+    if vram.on_each_of(_ANY_NUMBER).high > each_bytes:
+        return f"no number of {size} is enough, as what each computes of its own batch does not fit"
+    return f"{_MOST_GPUS:,} of {size} are not enough to share it"
+
+
+def _enough(needed: Span) -> int | None:
+    return next((size for size in _SOLD if size * 1e9 >= needed.high), None)
 
 
 def gpus_needed(vram: Vram, each_bytes: int) -> int | None:
@@ -67,8 +82,11 @@ def _gpu(vram: Vram, plan: Plan, gpus: Sequence[Gpu]) -> Fact:
     room = f"{len(sizes)} × {format_size(smallest)}" if len(sizes) > 1 else format_size(largest)
     low_fits = needed.low <= largest
     text = f"{needed.size} may fit into {room}, and may not" if low_fits else f"{needed.size} do not fit into {room}"
-    several = f"{number} of {format_size(smallest)} with {sharing}" if number is not None else "larger ones"
-    return Fact("GPU", "bad", text, f"one GPU is {one_gpu(needed)}; or take {several}", values)
+    enough = _enough(needed)
+    ways = [f"one GPU of {enough} GB"] if enough is not None else []
+    ways += [f"{number} of {format_size(smallest)} with {sharing}"] if number is not None else []
+    advice = f"take {', or '.join(ways)}" if ways else f"{shared(vram, smallest)}: take larger GPUs, a smaller model or batch"
+    return Fact("GPU", "bad", text, advice, values)
 
 
 def _bf16(gpus: Sequence[Gpu]) -> Fact:

@@ -15,6 +15,8 @@ _BEGINNING = 400
 
 def check_target(path: str | os.PathLike[str]) -> Path:
     """``path``, where a page may be written. Raises ``UsageError`` when something else lies there, or its folder is missing."""
+    if not os.fspath(path).strip():
+        raise UsageError("html: the file's name is empty; name one, such as page.html")
     target = Path(path).expanduser()
     if target.is_dir():
         raise UsageError(f"html: {target} is a directory; name a file in it, such as {target / 'page.html'}")

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import stagekit
 from stagekit.cli import main
 from stagekit.diagnosis.machine import Gpu
-from stagekit.errors import ManifestError, SourceError, UsageError
+from stagekit.errors import ManifestError, UsageError
 from stagekit.fitting import Fit, fit
 from stagekit.fitting.model import of_config
 from stagekit.store.directory import DirectoryStore
@@ -185,7 +185,9 @@ def test_safetensors_are_counted_by_their_headers_alone(tmp_path: Path) -> None:
     strange = fit(tmp_path / "strange.safetensors", gpus=no_gpu).model
     assert (strange.parameters, strange.stored_bytes, strange.assumed) == (2_000_000, 8_000_000, True)
     (tmp_path / "torn.safetensors").write_bytes((tmp_path / "strange.safetensors").read_bytes()[:30])
-    with pytest.raises(SourceError, match=r"reading the header of .*torn\.safetensors: it is no safetensors file \(.*fetch it again"):
+    with pytest.raises(
+        UsageError, match=r"the header of .*torn\.safetensors cannot be read, so it is no safetensors file \(.*fetch it again"
+    ):
         fit(tmp_path / "torn.safetensors", gpus=no_gpu)
 
 
@@ -195,12 +197,23 @@ def test_safetensors_are_counted_by_their_headers_alone(tmp_path: Path) -> None:
         ({**LLAMA_7B, "kv_lora_rank": 512}, "has latent attention, which these formulas do not cover; give its parameter count"),
         ({**LLAMA_7B, "is_encoder_decoder": True}, "has an encoder and a decoder"),
         ({"hidden_size": 64}, "does not say num_attention_heads, so it is no transformer's config.json"),
-        ([1], "it is no JSON object"),
+        ({**LLAMA_7B, "hidden_size": -4}, r"says hidden_size: -4, which is no positive whole number; mend it there, or give a parameter"),
+        ({**LLAMA_7B, "hidden_size": "a"}, r"says hidden_size: 'a', which is no positive whole number"),
+        ({**LLAMA_7B, "num_key_value_heads": [1] * 99}, r"says num_key_value_heads: \[1, 1, .*\.\.\.\], which is no positive"),
+        ([1], r"config\.json is no JSON object"),
     ],
 )
 def test_what_the_formulas_do_not_cover_is_refused(tmp_path: Path, values: object, complaint: str) -> None:
-    with pytest.raises((UsageError, SourceError), match=complaint):
+    with pytest.raises(UsageError, match=complaint):
         fit(config(tmp_path, values), gpus=no_gpu)
+
+
+def test_a_config_that_is_none_ends_as_one_of_another_kind_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torn = tmp_path / "config.json"
+    torn.write_text('{"hidden_size": 64')
+    assert main(["fit", str(torn), "--gpu", "24GB"]) == 2
+    assert f"model: {torn} cannot be read as a model's config.json (Expecting" in capsys.readouterr().err
+    assert main(["fit", config(tmp_path / "bert", {**LLAMA_7B, "num_local_experts": 0}), "--gpu", "24GB"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -208,7 +221,17 @@ def test_what_the_formulas_do_not_cover_is_refused(tmp_path: Path, values: objec
     [
         ({"model": "8x7B"}, "model: 8x7B names the experts of a mixture"),
         ({"model": "7"}, "model: '7' is 7 parameters"),
-        ({"model": "org/name"}, "org/name is no parameter count such as 7B, and no file or directory here; `stagekit pull`"),
+        ({"model": ""}, "model: it is empty; give a parameter count, such as 7B, or a config.json"),
+        (
+            {"model": "meta-llama/Llama-3.1-8B-Instruct"},
+            "no file or directory here; names of the Hugging Face Hub are not looked up: give the count, such as 8B, or "
+            "stagekit cp hf://meta-llama/Llama-3.1-8B-Instruct/config.json model/, then stagekit fit model",
+        ),
+        ({"model": "hf://org/name"}, "such as 8B, or stagekit cp hf://org/name/config.json model/"),
+        (
+            {"model": "s3://b/m/"},
+            "bring its config.json, which is enough: stagekit cp s3://b/m/config.json model/, then stagekit fit model",
+        ),
         ({"model": "."}, "holds neither config.json nor a safetensors file"),
         ({"plan": "serve"}, "plan: 'serve' is none of inference, lora, qlora, full"),
         ({"precision": "int4"}, "precision: lora has bf16, fp16, fp32, int8, and not int4; for a base model in 4 bits give the plan qlora"),
@@ -250,7 +273,16 @@ def test_a_server_is_judged_on_the_high_end() -> None:
 def test_several_gpus_share_what_one_cannot_hold() -> None:
     one = fit("7B", "full", gpu="80GB")
     assert one.verdict == "does not fit"
-    assert "or take 2 of 80.0 GB with FSDP or ZeRO 3" in "\n".join(one.lines)
+    assert one.lines[-3].endswith("do not fit into 80.0 GB; take one GPU of 180 GB, or 2 of 80.0 GB with FSDP or ZeRO 3")
+    assert str(fit("70B", "full", gpu="80GB").facts[0].advice).endswith(" of 80.0 GB with FSDP or ZeRO 3")
+    huge = fit("100000B", gpu="8x80GB")
+    assert huge.facts[0].advice == (
+        "no number of 80.0 GB is enough, as what each computes of its own batch does not fit: take larger GPUs, a smaller model or batch"
+    )
+    one_line = next(line for line in huge.lines if line.startswith("one GPU"))
+    assert "none is enough, as they have up to 180 GB, judged on 221 TB; no number of 80.0 GB is enough" in one_line
+    many = str(fit("100000B", "inference", gpu="8x80GB").facts[0].advice)
+    assert many.startswith("1,024 of 80.0 GB are not enough to share it: take larger GPUs")
     two = fit("7B", "full", gpu="2x80GB")
     assert two.verdict == "fits"
     assert two.vram.on_each_of(2).high < 80e9 < two.vram.total.high

@@ -66,6 +66,7 @@ def test_a_page_takes_the_place_of_a_page_and_of_nothing_else(
         (url, tmp_path / "thesis.html", "thesis.html exists and is no page that stagekit info wrote; name another file, or remove it"),
         (url, tmp_path, f"is a directory; name a file in it, such as {tmp_path / 'page.html'}"),
         (url, tmp_path / "no" / "page.html", f"{tmp_path / 'no'} is no directory, so page.html cannot be written there; make it first"),
+        (url, "", "html: the file's name is empty; name one, such as page.html"),
         (url, "/proc/page.html", "html: /proc/page.html cannot be written (No such file or directory); name a file in another directory"),
         (f"{run}@100", target, f"@100 is one checkpoint, and there are pages of runs and data sets; give {run}"),
     ):
