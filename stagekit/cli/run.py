@@ -26,7 +26,7 @@ _EXITS = {"stalled": Exit.STALLED, "overtime": Exit.OVERTIME}
     multiple=True,
     required=True,
     metavar="DIR",
-    help="A directory that the command saves into. Repeatable.",
+    help="A directory that the command saves into; made when it is missing. Repeatable.",
 )
 @click.option(
     "--pattern",

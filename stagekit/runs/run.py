@@ -28,7 +28,7 @@ from .layout import Checkpoint, Metrics, Selector, check_step
 from .restore import refuse_target, restore
 from .retention import Policy
 from .spool import Entry, Spool, default_dir
-from .sync import RunStatus, SyncSettings, Upload, Uploader
+from .sync import RunStatus, SyncSettings, Upload, Uploader, about
 
 _LOG = logging.getLogger("stagekit")
 _FULL_BYTES = 64 * 2**10  # what a full disk may have left: too little for the next block of a writer
@@ -448,8 +448,8 @@ class Run:
             if status.pending:  # within the try: the second ctrl-C may come as soon as this is read
                 self._on_event(
                     Message(
-                        f"{len(status.pending)} checkpoints ({format_size(status.pending_bytes)}) are not in {self.url} yet; "
-                        f"sending them for at most {format_duration(self._drain_s)}, ctrl-C leaves at once",
+                        f"{about(status.pending, 'is', 'are')} not in {self.url} yet ({format_size(status.pending_bytes)}); "
+                        f"sending for at most {format_duration(self._drain_s)}, ctrl-C leaves at once",
                         "warning",
                     )
                 )
@@ -536,9 +536,11 @@ class Run:
             return
         with self._spooling():
             left = spool.adopt(self.url)
-        waiting = [str(entry.step) for entry in left if entry.dropped is None]
+        waiting = [entry.step for entry in left if entry.dropped is None]
         if waiting:
-            self._on_event(Message(f"the last process here ended before {_steps(waiting)} in {self.url}; sending that now", "warning"))
+            self._on_event(
+                Message(f"the last process here ended before {about(waiting, 'was', 'were')} in {self.url}; sending that now", "warning")
+            )
         # What the other ranks had to deliver first: the commit waits for it.
         for entry in sorted(left, key=lambda one: one.rank == 0):
             uploader.add(entry, adopted=True)
@@ -582,10 +584,6 @@ def _is_full(error: BaseException, directory: Path) -> bool:
     with suppress(OSError):
         return shutil.disk_usage(directory).free < _FULL_BYTES
     return False
-
-
-def _steps(steps: list[str]) -> str:
-    return f"step {steps[0]} was" if len(steps) == 1 else f"steps {', '.join(steps)} were"
 
 
 def _numbers(metrics: Mapping[str, float]) -> Metrics:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -337,9 +337,9 @@ class Uploader:
             parts = []
             if self._jobs:
                 reason = self._fenced or next((job.error for job in self._jobs if job.error is not None), None)
-                steps = ", ".join(str(job.entry.step) for job in self._jobs)
+                what = about([job.entry.step for job in self._jobs], "is", "are")
                 parts.append(
-                    f"step {steps} is not in {self._url} yet; the local copies are kept in {self._spool.directory} and the next start, or "
+                    f"{what} not in {self._url} yet; the local copies are kept in {self._spool.directory} and the next start, or "
                     f"`stagekit teardown`, sends them" + (f". Reason: {reason}" if reason is not None else "")
                 )
             parts.extend(str(error) for _, error in self._lost())
@@ -845,6 +845,11 @@ def create(store: Store, clock: Callable[[], float] = time.time) -> None:
     except NotFound:
         with suppress(Conflict):
             put_object(store, RUN_JSON, RunRecord(clock(), _version()).to_bytes(), if_absent=store.conditional_create())
+
+
+def about(steps: Sequence[int], one: str, many: str) -> str:
+    """``step 7 is``, ``steps 7, 8 are``: the subject of a sentence and its verb."""
+    return f"step {steps[0]} {one}" if len(steps) == 1 else f"steps {', '.join(map(str, steps))} {many}"
 
 
 class _Preempted(Exception):

@@ -12,6 +12,7 @@ from typing import Any
 from ..config import StoreConfig
 from ..errors import CheckpointError, UsageError
 from ..store import Where, open_store
+from ..units import counted
 from . import record
 from .record import Attempt, Code
 from .redaction import REDACTED
@@ -59,7 +60,7 @@ class Again:
                 cut = ", cut at 1 MiB" if then.cut else ""
                 found.append(f"it had changes that were not committed{cut}: stagekit resume {self.url} --diff prints them for git apply")
             if then.untracked:
-                found.append(f"{len(then.untracked)} files were not in git, such as {then.untracked[0]}; they are not recorded")
+                found.append(f"not in git and not recorded: {counted(len(then.untracked), 'file')}, such as {then.untracked[0]}")
         if self.missing:
             found.append(f"missing packages: {_first(self.missing)}")
         if self.different:

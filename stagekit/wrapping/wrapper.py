@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -31,7 +31,7 @@ from ..runs.spool import default_dir
 from ..runs.sync import create
 from ..shards.manifest import MANIFEST
 from ..store import Where
-from ..units import format_duration
+from ..units import counted, format_duration
 from . import record, survivors
 from .child import Child, exit_code_of
 from .collect import Collector, named, waiting_for
@@ -210,6 +210,11 @@ class _Quietly:
                 self.lost = True
 
 
+def _overlap(some: Iterable[Path], others: Iterable[Path]) -> bool:
+    """Whether one of the directories is, or lies below, one of the others."""
+    return any(one.is_relative_to(other) or other.is_relative_to(one) for one, other in product(some, others))
+
+
 class _Leave(KeyboardInterrupt):
     """Ctrl-C while the drain is running: leave at once."""
 
@@ -319,7 +324,7 @@ class _Wrapper:
     def _refuse_second(self, roots: Mapping[str, Path]) -> None:
         """Nothing when no other ``stagekit run`` is at work here. The command of one that was killed is waited for: it is being ended."""
         for note in notes():
-            if note.url != self.training.url and not set(note.watched.values()) & set(roots.values()):
+            if note.url != self.training.url and not _overlap(note.watched.values(), roots.values()):
                 continue
             if note.process.is_dead() and not note.is_over():
                 text = (
@@ -589,7 +594,9 @@ class _Wrapper:
         status = self.training.status()
         if status.pending and self.deadline is None:
             allowed = format_duration(self.settings.drain_s)
-            text = f"the command has ended; sending {len(status.pending)} checkpoints for at most {allowed}, ctrl-C leaves at once"
+            text = (
+                f"the command has ended; sending {counted(len(status.pending), 'checkpoint')} for at most {allowed}, ctrl-C leaves at once"
+            )
             self.on_event(Message(text))
         end_s = self.monotonic() + self.settings.drain_s
         sent_logs = logs is None
@@ -619,7 +626,7 @@ class _Wrapper:
             problems.append(failed)
         if unsaved := self.collector.unsaved:
             path, why = next(iter(unsaved.items()))
-            problems.append(f"{len(unsaved)} finished saves could not be pinned and are only here, such as {path}: {why}")
+            problems.append(f"{counted(len(unsaved), 'finished save')} not pinned and only here, such as {path}: {why}")
         problems.extend(self.collector.blind)
         if logs is not None:
             problems.extend(logs.refused.values())

@@ -209,7 +209,7 @@ def test_what_is_refused_in_the_background_is_raised_at_the_next_save_and_at_the
         fine_tune(callback, tmp_path / "out", Wait())
     assert seen[-1] == 2 * STEPS, "the training reached the next save, which was pinned before"
     assert run.status().pending == (4, 8)
-    with pytest.raises(UploadFailed, match="step 4, 8 is not in"):
+    with pytest.raises(UploadFailed, match="steps 4, 8 are not in"):
         run.close()
     refusing.clear()
     again = make_run(spool_dir=run._spool_dir)

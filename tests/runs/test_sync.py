@@ -185,7 +185,7 @@ def test_what_is_refused_is_not_hammered_raised_at_the_next_save_and_tried_with_
     assert len([call for call in store.calls[before:] if call.operation == "put"]) <= 4, "one try for each save that is pending"
     assert [entry.step for entry in pending(tmp_path / "spool")] == [2, 3]
     assert run.status().errors[0] == (2, "uploading: the key may not write here")
-    with pytest.raises(UploadFailed, match=r"step 2, 3 is not in .*copies are kept in .*spool.*stagekit teardown.*may not write"):
+    with pytest.raises(UploadFailed, match=r"steps 2, 3 are not in .*copies are kept in .*spool.*stagekit teardown.*may not write"):
         run.close()
     assert steps(store) == [1]
     # The key was mended; the next start on this disk finishes it.
@@ -193,7 +193,7 @@ def test_what_is_refused_is_not_hammered_raised_at_the_next_save_and_tried_with_
     after = make_run()
     after.drain()
     assert steps(store) == [3, 2, 1]
-    assert any("ended before step 2, 3 was in" in text for text in events.texts("warning"))
+    assert any("ended before steps 2, 3 were in" in text for text in events.texts("warning"))
 
 
 @pytest.mark.usefixtures("no_reflinks")
@@ -429,7 +429,7 @@ def test_a_zombie_is_fenced_at_its_next_commit_and_keeps_its_local_data(store: F
         save(zombie, tmp_path, 3)
     with pytest.raises(Fenced):
         save(zombie, tmp_path, 4)
-    with pytest.raises(UploadFailed, match=r"step 2, 3, 4 is not in .*Reason: .*taken over by process 77 on other-host"):
+    with pytest.raises(UploadFailed, match=r"steps 2, 3, 4 are not in .*Reason: .*taken over by process 77 on other-host"):
         zombie.close()
     assert steps(store) == [1]
     assert [entry.step for entry in pending(tmp_path / "spool")] == [2, 3, 4]

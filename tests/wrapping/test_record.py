@@ -114,7 +114,7 @@ def test_what_is_different_here_is_told() -> None:
         "# it ran on Python 3.11.4, here it is 3.12.0",
         "# the code was at c0ffee, here it is no checkout of git",
         "# it had changes that were not committed: stagekit resume s3://b/run --diff prints them for git apply",
-        "# 1 files were not in git, such as data.csv; they are not recorded",
+        "# not in git and not recorded: 1 file, such as data.csv",
         "# missing packages: torch==2.5.0",
         "# packages of another version: numpy 2.0.0 (was 1.26.0)",
         "git clone https://x/y y && cd y",

@@ -215,7 +215,7 @@ def test_sigterm_with_a_short_grace_on_a_throttled_store_ends_in_time_and_loses_
         process.send_signal(signal.SIGTERM)
         code, _, err = finished(process)
         assert code == 137, err
-        assert "is not in s3://" in err
+        assert "steps 1, 2 are not in s3://" in err
         assert "`stagekit teardown`, sends them" in err
         assert len(list(entries.glob("*"))) == 2, "pinned until they are in the bucket"
         proxy.clear()
@@ -468,7 +468,7 @@ def test_a_save_that_finds_no_room_at_all_is_a_failure_and_the_next_start_sends_
         done = machine.run("1", options=("--spool", str(spool)))
         assert done.code == 1
         assert f"{machine.out}/checkpoint-1 is not saved yet, and is tried again: " in done.err
-        assert f"1 finished saves could not be pinned and are only here, such as {machine.out}/checkpoint-1" in done.err
+        assert f"1 finished save not pinned and only here, such as {machine.out}/checkpoint-1" in done.err
         looked = machine.stagekit("teardown", *machine.durable)
         assert looked.code == 3
         assert "stagekit run has ended here before everything was sent" in looked.out
@@ -486,6 +486,9 @@ def test_a_second_start_beside_a_living_one_is_refused(machine: Machine) -> None
     assert second.code == 2
     assert f"stagekit run: process {process.pid} runs" in second.err
     assert f"stop it: kill {process.pid}" in second.err
+    around = machine.stagekit("run", "--to", f"{machine.url}-2", "--watch", "out/below", "--", "true")
+    assert around.code == 2
+    assert f"stagekit run: process {process.pid} runs" in around.err
     process.terminate()
     assert finished(process)[0] == 143
 
