@@ -142,7 +142,7 @@ def _gather(
     findings.extend(begun.get())
     findings.extend(_origins(judged, states))
     findings.extend(processes.judge(list(files.existing(judged.roots))))
-    living = {note.url for note in running if not note.is_over()}  # what they have started is no news
+    living = {note.url for note in running if not (note.is_over() or note.process.is_dead())}  # what they have started is no news
     findings.extend(processes.survivors({target.url for target in judged.targets} - living))
     nothing_told = all(finding.weight == "note" for finding in findings)
     if nothing_told and not (judged.roots or judged.targets or entries):

@@ -12,6 +12,7 @@ from pathlib import Path
 from .findings import Finding
 
 PROC = Path("/proc")
+_GONE = (FileNotFoundError, ProcessLookupError)  # the latter for a process that ends while its file is read
 _WRITES = os.O_WRONLY | os.O_RDWR
 _MAPPED = re.compile(r"\S+ .w.s \S+ \S+ \S+\s+(/.*)")  # shared and writable
 
@@ -38,7 +39,7 @@ def judge(roots: Sequence[Path], *, proc: Path = PROC) -> list[Finding]:
             continue
         try:
             writer = _writer(proc / str(pid), pid, real)
-        except FileNotFoundError:
+        except _GONE:
             continue  # it has ended
         except PermissionError:
             finding = _hidden(proc / str(pid), pid, roots)
@@ -90,7 +91,7 @@ def _writer(folder: Path, pid: int, roots: Sequence[str]) -> Writer | None:
             if not any(path == root or path.startswith(f"{root}/") for root in roots):
                 continue
             flags = re.search(r"^flags:\s*([0-7]+)", (folder / "fdinfo" / name).read_text(), re.MULTILINE)
-        except FileNotFoundError:
+        except _GONE:
             continue  # it was closed meanwhile
         if flags and int(flags[1], 8) & _WRITES and not path.endswith(" (deleted)"):
             return Writer(pid, _command(folder), path)
@@ -112,7 +113,7 @@ def _hidden(folder: Path, pid: int, roots: Iterable[Path]) -> Finding | None:
     """A process that may not be looked at counts only when its user could write below a root."""
     try:
         user = folder.stat().st_uid
-    except FileNotFoundError:
+    except _GONE:
         return None
     if user == 0:
         return None  # the system's own services, which could write anywhere and do not

@@ -36,6 +36,11 @@ def judge(found: Iterable[Note], reasons: Mapping[str, str]) -> list[Finding]:
             again, why = f"stagekit teardown --run {note.url}", reasons.get(note.attempt)
             fix = f"mend that, then: {again}" if why else again
             findings.append(Finding("NO", "wrapped", f"{what}: {why}" if why else what, note.url, fix=fix))
+        elif note.process.is_dead():
+            what = f"stagekit run was killed here, and what {note.command!r} started lives on: nobody sends what it saves below {places}"
+            findings.append(
+                Finding("NO", "wrapped", what, note.url, fix="stop the process that another row names, then: stagekit teardown")
+            )
         else:
             what = f"process {note.process.pid} runs {note.command!r}, which saves below {places}"
             findings.append(Finding("NO", "wrapped", what, note.url, fix=f"wait until it ends, or stop it: kill {note.process.pid}"))

@@ -64,13 +64,14 @@ class Machine:
         run = Run(self.url)
         return run.checkpoints()[0].name
 
-    def child(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+    def child(self, program: str, *arguments: str, keeping: tuple[int, ...] = ()) -> subprocess.Popen[str]:
         """Another process on this machine that runs ``program`` until it says ``ready``; it ends with the test at the latest."""
         process = subprocess.Popen(
             [sys.executable, "-c", HEAD + program, self.url, str(self.out), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            pass_fds=keeping,
         )
         self.children.enter_context(process)
         self.children.callback(process.kill)
@@ -254,6 +255,19 @@ def a_command_that_outlived_its_stagekit_run(machine: Machine) -> None:
     with machine.monkeypatch.context() as patch:
         patch.setenv("STAGEKIT_RUN", machine.url)
         machine.child("ready()\nsys.stdin.read()\n")
+
+
+def a_command_that_outlived_its_killed_stagekit_run(machine: Machine) -> None:
+    """It has the lock of the note, as a command that ``stagekit run`` starts."""
+    ended = replace(Process.current(), pid=2**22 - 1, started="1")
+    note = Note("000001-0123abcd", machine.url, None, {"out": machine.out}, (), 30.0, None, None, "python train.py", ended, 1.0)
+    note.write()
+    lock = note.hold()
+    os.set_inheritable(lock, True)
+    with machine.monkeypatch.context() as patch:
+        patch.setenv("STAGEKIT_RUN", machine.url)
+        machine.child("ready()\nsys.stdin.read()\n", keeping=(lock,))
+    os.close(lock)
 
 
 def a_command_of_another_run(machine: Machine) -> None:
@@ -634,6 +648,12 @@ MATRIX = {
     "a writer without a run": Row(a_writer_without_a_run, 3, "process", "train.log open for writing", "kill "),
     "a command that outlived its stagekit run": Row(
         a_command_that_outlived_its_stagekit_run, 3, "process", "was started by a stagekit run for it, and lives on", "kill "
+    ),
+    "a command that outlived its killed stagekit run": Row(
+        a_command_that_outlived_its_killed_stagekit_run, 3, "process", "was started by a stagekit run for it, and lives on", "kill "
+    ),
+    "a killed stagekit run whose command lives": Row(
+        a_command_that_outlived_its_killed_stagekit_run, 3, "wrapped", "lives on: nobody sends what it saves", "stop the process"
     ),
     "a command of another run": Row(a_command_of_another_run, 0),
     "a command that left a name that no store takes": Row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,6 +154,20 @@ def test_only_a_descriptor_for_writing_below_a_root_counts(tmp_path: Path) -> No
     assert (finding.weight, finding.subject) == ("NO", str(root))
     assert finding.what == f"process 4194304 (python train.py) has {root}/log open for writing"
     assert finding.fix.endswith("kill 4194304")
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_gone(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        maps = os.open(f"/proc/{child.pid}/maps", os.O_RDONLY)
+        child.kill()
+    folder = tmp_path / "proc" / "4194301"
+    (folder / "fd").mkdir(parents=True)
+    (tmp_path / "proc" / "self").mkdir()
+    (folder / "maps").symlink_to(f"/proc/self/fd/{maps}")
+    with pytest.raises(ProcessLookupError):
+        (folder / "maps").read_text()
+    assert processes.judge([tmp_path], proc=tmp_path / "proc") == []
+    os.close(maps)
 
 
 def test_a_process_that_may_not_be_looked_at_counts_only_for_users_who_could_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
