@@ -14,8 +14,10 @@ _BLOCK = Path("/sys/dev/block")
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """``existing`` is the directory that was looked at: ``path`` or the nearest one above that is there. ``free_bytes`` and
-    ``total_bytes`` are what the file system tells this user, so a quota it knows of counts; ``None`` where it was not asked.
+    """``existing`` was looked at: ``path``, or the nearest one above that is there; ``is_file`` when that is no directory.
+
+    ``free_bytes`` and ``total_bytes`` are what the file system tells this user, so a quota it knows of counts; ``None`` where it was not
+    asked.
     ``kind`` is ``"nvme"``, ``"ssd"``, ``"disk"``, ``"memory"``, ``"network"``, or ``None`` where that cannot be told."""
 
     path: Path
@@ -26,6 +28,7 @@ class Disk:
     total_bytes: int | None = None
     writable: bool | None = None
     url: str | None = None
+    is_file: bool = False
 
 
 def look_at_disk(path: Path) -> Disk:
@@ -43,7 +46,16 @@ def look_at_disk(path: Path) -> Disk:
         usage = shutil.disk_usage(existing)
     except OSError:
         return Disk(wanted, existing, judged, None)
-    return Disk(wanted, existing, judged, _kind(judged), usage.free, usage.total, os.access(existing, os.W_OK | os.X_OK))
+    return Disk(
+        wanted,
+        existing,
+        judged,
+        _kind(judged),
+        usage.free,
+        usage.total,
+        os.access(existing, os.W_OK | os.X_OK),
+        is_file=not existing.is_dir(),
+    )
 
 
 def remarkable_mounts() -> list[Judgement] | None:

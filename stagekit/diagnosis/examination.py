@@ -133,7 +133,7 @@ def _disks(named: Sequence[Path], *, read_only: bool) -> Iterator[Fact]:
     own = [("state", home_directory()), ("cache", cache_directory())]
     for path, purpose in same_disk([("here", Path.cwd()), *own, *(("path", path) for path in named)]).items():
         wanted = path in named
-        fact = disk_fact(look_at_disk(path), purpose, must_write=not read_only and (wanted or purpose != "here"))
+        fact = disk_fact(look_at_disk(path), purpose, must_write=not read_only and (wanted or purpose != "here"), named=wanted)
         # Nobody said that the current directory is wanted for anything.
         yield replace(fact, state="note") if purpose == "here" and fact.state == "bad" else fact
 

@@ -29,6 +29,9 @@ _WHOLE_CLUSTER = 50e12
 _MOST_MOUNTS = 4
 _BROKEN = ("mismatch", "device handle", "is lost", "Unknown Error", "did not answer")
 """What ``nvidia-smi`` says where there is a GPU and it cannot be used. What else it says comes on machines without one as well."""
+_KERNEL = frozenset(
+    ("bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs", "fusectl", "proc", "pstore", "securityfs", "sysfs", "tracefs")
+)
 _KINDS = {"nvme": "NVMe", "ssd": "SSD", "disk": "a rotating or virtual disk", "memory": "memory", "network": "over the network"}
 
 
@@ -173,8 +176,8 @@ def mounts_fact(mounts: Sequence[Judgement] | None) -> Fact:
     return Fact("mounts", "note" if refused else "ok", text + more, advice, values)
 
 
-def disk_fact(disk: Disk, purpose: str, *, must_write: bool) -> Fact:
-    """What ``disk`` means for ``purpose``: ``"output"``, ``"cache"``, a path somebody named."""
+def disk_fact(disk: Disk, purpose: str, *, must_write: bool, named: bool = False) -> Fact:
+    """What ``disk`` means for ``purpose``: ``"output"``, ``"cache"``, a path somebody ``named``, who is told when nothing is there."""
     judged, mount = disk.judged, disk.judged.mount
     values = {
         "path": str(disk.path),
@@ -185,13 +188,28 @@ def disk_fact(disk: Disk, purpose: str, *, must_write: bool) -> Fact:
         "free_bytes": disk.free_bytes,
         "total_bytes": disk.total_bytes,
         "writable": disk.writable,
+        "exists": disk.existing == disk.path,
     }
     if judged.kind == "refused" and mount is not None:
         text = f"{disk.path}: {mount.type} on {mount.point}, refused: {judged.reason}"
         instead = disk.url or "the bucket's own URL (s3://bucket/prefix)"
         advice = f"unmount it (umount -l {mount.point}) and use a local disk" if judged.silent else f"use {instead} instead of {disk.path}"
         return Fact(purpose, "bad", text, advice, values)
+    if disk.is_file:
+        what = "it is a file" if disk.existing == disk.path else f"{disk.existing} is a file"
+        return Fact(
+            purpose,
+            "bad",
+            f"{disk.path}: {what}, so it holds no others",
+            f"name a directory instead, such as {disk.existing.parent}",
+            values,
+        )
+    if mount is not None and mount.type in _KERNEL:
+        text = f"{disk.path}: {mount.type} on {mount.point} is the kernel's own, and takes no files"
+        return Fact(purpose, "bad", text, f"use a directory on a disk instead of {disk.path}", values)
     words = [str(disk.path)]
+    if named and disk.existing != disk.path:
+        words.append("which is not there yet")
     if mount is not None:
         words.append(f"{mount.type} on {mount.point}")
     if disk.kind is not None:
@@ -221,6 +239,12 @@ def disk_fact(disk: Disk, purpose: str, *, must_write: bool) -> Fact:
         return Fact(purpose, "note", f"{text}; {judged.reason}", advice, values)
     if disk.free_bytes < _LITTLE_SPACE:
         return Fact(purpose, "note", text, f"free some space below {disk.existing}: less than {format_size(_LITTLE_SPACE)} is left", values)
+    if named and disk.existing != disk.path:
+        advice = (
+            f"check how {disk.path} is written: nothing is there yet, and whoever writes there makes it below {disk.existing}, which was "
+            "looked at"
+        )
+        return Fact(purpose, "note", text, advice, values)
     return Fact(purpose, "ok", text, values=values)
 
 

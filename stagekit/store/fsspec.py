@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -332,12 +333,20 @@ class FsspecStore:
         kind = type(error).__name__
         if isinstance(error, PermissionError):
             raise Denied(f"{doing} {name}: access denied; check the credentials of the {self._location.scheme} file system") from error
+        if isinstance(error, socket.gaierror):
+            raise Unreachable(
+                f"{doing} {name}: the name of its host is not known; check how it is written, this machine's network and DNS"
+            ) from error
         if isinstance(error, TimeoutError | ConnectionError):
-            raise Unreachable(f"{doing} {name}: the {self._location.scheme} file system does not answer ({kind})") from error
+            raise Unreachable(
+                f"{doing} {name}: the {self._location.scheme} file system does not answer ({kind}); check host and network"
+            ) from error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutOfSpace(f"{doing} {name}: no space is left there") from error
         # Not its text, which may quote an address with a token in it.
-        raise StoreError(f"{doing} {name}: the {self._location.scheme} file system raised {kind}") from error
+        raise StoreError(
+            f"{doing} {name}: the {self._location.scheme} file system raised {kind}; check the URL, and how to log in there"
+        ) from error
 
     def _raise_s3(self, error: Exception, doing: str, key: str) -> None:
         from .s3_client import address_of

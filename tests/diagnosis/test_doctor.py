@@ -125,6 +125,17 @@ def test_other_stores_are_asked_whether_they_answer(tmp_path: Path, machine: Mac
     assert fact(found, "endpoint").state == "ok"
 
 
+def test_a_host_that_nobody_knows_is_told_with_what_to_check(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    found = doctor(["ftp://nobody.invalid/x"], machine=lambda: machine)
+    told = fact(found, "endpoint")
+    assert (told.state, told.values["error"]) == ("bad", "Unreachable")
+    assert "ftp://nobody.invalid/x: the name of its host is not known; check how it is written, this machine's network" in told.text
+
+
 def test_what_is_no_location_is_told_and_the_others_are_looked_at(machine: Machine, tmp_path: Path) -> None:
     found = doctor(
         ["s3:/bucket", tmp_path, "s3://AKIA:hunter2@bucket/x", "gopher://there/x", "memory://somewhere"], machine=lambda: machine

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stagekit.diagnosis.disks import Disk
+from stagekit.diagnosis.disks import Disk, look_at_disk
 from stagekit.diagnosis.findings import disk_fact, generation, machine_facts, mounts_fact
 from stagekit.diagnosis.machine import Gpu, Machine, Torch, driver_gpus, read_smi
 from stagekit.facts import Fact
@@ -157,6 +157,11 @@ FINE = Disk(Path("/data"), Path("/data"), Judgement("fine", "", mount("ext4")), 
         (FINE, "ok", None),
         (replace(FINE, free_bytes=2 * 10**9), "note", "less than 10.7 GB is left"),
         (replace(FINE, free_bytes=10**8), "bad", "a checkpoint will not fit"),
+        (replace(FINE, is_file=True), "bad", "name a directory instead, such as /"),
+        (replace(FINE, path=Path("/data/a/b"), existing=Path("/data/a"), is_file=True), "bad", "name a directory instead, such as /data"),
+        (replace(FINE, judged=Judgement("fine", "", mount("proc")), free_bytes=0), "bad", "use a directory on a disk instead of /data"),
+        (replace(FINE, path=Path("/data/no/such")), "note", "check how /data/no/such is written: nothing is there yet, and whoever writes"),
+        (replace(FINE, path=Path("/data/no/such"), writable=False), "bad", "give yourself the right to write in /data, or"),
         (replace(FINE, writable=False), "bad", "give yourself the right to write in /data"),
         (replace(FINE, free_bytes=None), "unknown", None),
         (replace(FINE, judged=Judgement("warned", "a network volume", mount("fuse", "mfs#x"))), "note", "right for output"),
@@ -174,7 +179,7 @@ FINE = Disk(Path("/data"), Path("/data"), Judgement("fine", "", mount("ext4")), 
     ],
 )
 def test_what_a_disk_means(disk: Disk, state: str, words: str | None) -> None:
-    fact = disk_fact(disk, "path", must_write=True)
+    fact = disk_fact(disk, "path", must_write=True, named=True)
     assert fact.state == state
     assert "/data" in fact.text
     assert (fact.advice is None) == (words is None)
@@ -192,6 +197,19 @@ def test_mounts_are_told_with_their_class() -> None:
     assert told.text.endswith("/mnt (fuse.rclone, refused) and 2 more")
     assert told.advice is not None
     assert told.advice.startswith("read buckets by their URLs, not through /mnt")
+
+
+def test_what_is_there_is_seen_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "empty.json").write_text("{}")
+    told = disk_fact(look_at_disk(tmp_path / "empty.json"), "path", must_write=True, named=True)
+    assert told.text == f"{tmp_path}/empty.json: it is a file, so it holds no others"
+    told = disk_fact(look_at_disk(tmp_path / "empty.json" / "x"), "path", must_write=True, named=True)
+    assert told.text == f"{tmp_path}/empty.json/x: {tmp_path}/empty.json is a file, so it holds no others"
+    absent = look_at_disk(tmp_path / "a" / "b")
+    assert (absent.existing, absent.is_file) == (tmp_path, False)
+    assert f"{tmp_path}/a/b, which is not there yet, " in disk_fact(absent, "path", must_write=True, named=True).text
+    assert "not there yet" not in disk_fact(absent, "cache", must_write=True).text, "it is made when it is needed"
+    assert "/proc is the kernel's own, and takes no files" in disk_fact(look_at_disk(Path("/proc")), "path", must_write=True).text
 
 
 def test_who_only_reads_needs_no_right_to_write() -> None:
