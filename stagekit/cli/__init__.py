@@ -97,6 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return int(code or Exit.DONE)
     except click.UsageError as error:
+        behind = _goes_behind(error, own)
+        if behind is not None:
+            error_line("UsageError", behind, as_json=as_json)
+            return Exit.USAGE
         usage = error.ctx.get_usage().replace("\n", " ") if error.ctx else ""
         help_of = error.ctx.command_path if error.ctx else "stagekit"
         message = f"{error.format_message()} ({usage}; try {help_of} --help)" if usage else error.format_message()
@@ -123,6 +127,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             return Exit.FAILED
         error_line(type(error).__name__, str(error), as_json=as_json)
         return exit_of(error)
+
+
+def _goes_behind(error: click.UsageError, arguments: Sequence[str]) -> str | None:
+    """What to say where an option of a command stands before the command; ``None`` for any other error."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None or error.ctx.command is not stagekit:
+        return None
+    name = next((one for one in arguments if one in COMMANDS), None)
+    command = stagekit.get_command(error.ctx, name or "ls")
+    if command is None or not any(error.option_name in (*one.opts, *one.secondary_opts) for one in command.params):
+        return None
+    return f"{error.option_name} goes behind the command: stagekit {name or 'COMMAND'} {error.option_name} …"
 
 
 def _is_about_stdout(error: BaseException) -> bool:

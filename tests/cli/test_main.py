@@ -107,6 +107,21 @@ def test_an_error_is_one_line_with_its_exit_code(
     assert words in record["message"]
 
 
+def test_an_option_before_its_command_is_told_where_to_stand(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (["--json", "info", "/x"], "--json goes behind the command: stagekit info --json …"),
+        (["--json"], "--json goes behind the command: stagekit COMMAND --json …"),
+    ):
+        assert main(arguments) == 2
+        assert json.loads(capsys.readouterr().out)["message"] == words
+    assert main(["--peek", "3", "info", "/x"]) == 2
+    assert capsys.readouterr().err == "stagekit: error: --peek goes behind the command: stagekit info --peek …\n"
+    assert main(["--peek", "3", "ls", "/x"]) == 2
+    assert "No such option '--peek'" in capsys.readouterr().err
+    assert main(["info", "--nosuch", "/x"]) == 2
+    assert "No such option '--nosuch'" in capsys.readouterr().err
+
+
 def test_json_behind_two_dashes_belongs_to_somebody_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nosuch", "--", "--json"]) == 2
     assert capsys.readouterr().err.startswith("stagekit: error: ")
