@@ -27,10 +27,17 @@ def kind_of(store: Store) -> Kind | None:
 
 
 def nothing(store: Store, doing: str) -> ManifestError:
-    """The error for a place that is neither; ``doing`` as in "pulling"."""
+    """The error for a place that is neither; ``doing`` as in "pulling". Raises what listing it raises."""
+    location = store.location
+    children = store.children()
+    if not children.objects and not children.folders:
+        return ManifestError(
+            f"{doing} {location}: nothing lies there, so it is neither a data set nor a run, which begins with its first save; check how it "
+            f"is written, stagekit ls {location.parent} tells what is beside it{misnamed(location)}"
+        )
     return ManifestError(
-        f"{doing} {store.location}: it is neither a data set nor a run, as it holds neither {MANIFEST} nor {RUN_JSON}; "
-        f"stagekit ls {store.location} tells what is there{misnamed(store.location)}"
+        f"{doing} {location}: it is neither a data set nor a run, as it holds neither {MANIFEST} nor {RUN_JSON}; "
+        f"stagekit ls {location} tells what is there{misnamed(location)}"
     )
 
 

@@ -64,6 +64,15 @@ class _Reader(pickle.Unpickler):
         return None
 
 
+def may_be(head: bytes) -> bool:
+    """Whether a file that begins with ``head``, of four bytes or more, may be a pickle, or a zip of ``torch.save`` with one in it.
+
+    True for every container and object that ``pickle`` and ``torch.save`` write. Old protocols have no mark of their own, so bytes that
+    mean something else may look like one, and a pickle that was made by hand to hide may look like none.
+    """
+    return head.startswith((b"PK\x03\x04", b"c", b"(", b"}", b"]")) or (head[:1] == b"\x80" and b"\x02" <= head[1:2] <= b"\x0f")
+
+
 def read(data: bytes) -> Any:
     """The plain values of a pickle, with a ``Stand`` for every other object. Raises ``ValueError`` when it is damaged or no pickle."""
     try:

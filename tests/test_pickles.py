@@ -24,6 +24,15 @@ class Hostile:
         return os.mkdir, (str(self.path),)
 
 
+def test_what_may_be_a_pickle_is_told_by_its_beginning(tmp_path: Path) -> None:
+    values = ({"a": 1}, [1], (1, 2), collections.OrderedDict(a=1), Hostile(tmp_path))
+    assert all(pickles.may_be(pickle.dumps(value, protocol)[:4]) for value in values for protocol in range(6))
+    for zipped in (True, False):
+        torch.save({"a": torch.zeros(1)}, tmp_path / "saved", _use_new_zipfile_serialization=zipped)
+        assert pickles.may_be((tmp_path / "saved").read_bytes()[:4])
+    assert not any(pickles.may_be(head) for head in (b"", b"e", b"\x00\x01\x02\x03", b"GGUF", b"\x80\x3f\x00\x00"))
+
+
 def test_nothing_of_a_hostile_pickle_is_run(tmp_path: Path) -> None:
     data = pickle.dumps({"step": 3, "trap": Hostile(tmp_path / "made")})
     found = pickles.read(data)

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,20 @@ def test_a_checkpoint_is_described_file_by_file(url: str) -> None:
         info(f"{url}@7")
 
 
+def test_what_is_called_bin_is_a_pickle_by_a_trainers_name_or_by_its_beginning(url: str) -> None:
+    store = MemoryStore(url)
+    make_run(store)
+    files = {"evil.bin": b"e", "empty.bin": b"", "raw.bin": b"\x00" * 9, "hidden.bin": pickle.dumps({}), "a/pytorch_model.bin": b"x"}
+    first = make_checkpoint(store, 100, {**files, "lost.bin": b"\x00lost"})
+    store.delete(first.file_key("lost.bin"))
+    found = info(url)
+    assert isinstance(found, RunInfo)
+    assert "pickles    a/pytorch_model.bin, hidden.bin, lost.bin (loading them runs code)" in found.lines
+    one = info(f"{url}@100")
+    assert isinstance(one, CheckpointInfo)
+    assert [file.path for file in one.files if file.pickle] == ["a/pytorch_model.bin", "hidden.bin", "lost.bin"]
+
+
 def test_a_run_whose_record_is_gone_is_still_a_run(url: str) -> None:
     store = MemoryStore(url)
     make_run(store)
@@ -246,8 +261,14 @@ def test_a_run_whose_record_is_gone_is_still_a_run(url: str) -> None:
 
 
 def test_neither_is_an_error_that_names_the_next_command(url: str) -> None:
-    with pytest.raises(ManifestError, match=f"neither a data set nor a run.*stagekit ls {url}"):
-        info(WrappedStore(MemoryStore(url)))
+    store = MemoryStore(url)
+    with pytest.raises(
+        ManifestError, match=f"{url}: nothing lies there, so it is neither a data set nor a run, which begins with its first"
+    ):
+        info(WrappedStore(store))
+    store.put("notes.txt", b"n")
+    with pytest.raises(ManifestError, match=f"neither a data set nor a run.*stagekit ls {url} tells what is there"):
+        info(WrappedStore(store))
 
 
 def test_a_price_says_what_reading_a_data_set_costs(url: str) -> None:

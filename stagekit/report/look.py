@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
+from .. import pickles
 from ..config import StoreConfig
 from ..contents import checkpoint_at, kind_of, nothing
-from ..errors import NotFound, UsageError
+from ..errors import NotFound, StoreError, UsageError
 from ..histogram import buckets
 from ..page.file import check_target
 from ..parallel import each
 from ..progress import Subscriber, ignore
 from ..runs import catalog, known_runs, spool
-from ..runs.layout import RUN_JSON, Checkpoint, CheckpointName, RunRecord, parse_reference
+from ..runs.layout import RUN_JSON, Checkpoint, CheckpointName, FileRecord, RunRecord, parse_reference
 from ..runs.traffic import recorded
 from ..shards.index import index_from_bytes
 from ..shards.manifest import MANIFEST, Manifest, ShardRecord, index_name
@@ -28,7 +30,10 @@ from .entries import stored_bytes
 from .values import ArrivalInfo, AttemptInfo, CheckpointInfo, DatasetInfo, FieldInfo, FileInfo, PendingInfo, RunInfo
 
 # Files that Python would execute when it loads them, by the endings that trainers use.
-_PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".distcp")
+_PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".distcp")
+# Anything may be called .bin: these of Transformers, Accelerate, PEFT and Diffusers are pickles, of others the beginning is looked at.
+_PICKLED_BIN = re.compile(r"(.*pytorch_model.*|adapter_model|training_args|(optimizer|scheduler|sampler)(_\d+)?)\.bin")
+_HEAD = 4
 
 _SIZED_SHARDS = 64
 
@@ -64,7 +69,7 @@ def info(
             if html is not None:
                 raise UsageError(f"html: {where} is one checkpoint, and there are pages of runs and data sets; give {run_url}")
             opened = open_store(run_url, store, on_event=on_event)
-            return _checkpoint_info(run_url, checkpoint_at(opened, selector))
+            return _checkpoint_info(run_url, checkpoint_at(opened, selector), _Pickles(opened))
     target = check_target(html) if html is not None else None
     opened = open_store(where, store, on_event=on_event)
     kind = kind_of(opened)
@@ -157,10 +162,11 @@ def _run_info(opened: Store, price_per_gb: float | None, now_s: float) -> RunInf
         created_s = None
     found = catalog.read_all(opened)
     checkpoints = tuple(reversed(found.checkpoints))
+    pickled = _Pickles(opened)
     return RunInfo(
         url,
         created_s,
-        tuple(_checkpoint_info(url, checkpoint) for checkpoint in checkpoints),
+        tuple(_checkpoint_info(url, checkpoint, pickled) for checkpoint in checkpoints),
         stored_bytes(checkpoints),
         tuple(AttemptInfo(name.step, name.generation, _delivered(opened, name)) for name in reversed(found.uncommitted)),
         tuple(str(error) for _, error in reversed(found.damaged)),
@@ -197,9 +203,36 @@ def _pending(url: str) -> Iterator[PendingInfo]:
                 yield PendingInfo(entry.step, entry.rank, entry.world_size, entry.size_bytes, spool.is_alive(entry), entry.error)
 
 
-def _checkpoint_info(run_url: str, checkpoint: Checkpoint) -> CheckpointInfo:
+class _Pickles:
+    """Which files of a run run code when they are loaded: by name, and by the beginning where names do not tell, read once for all
+    checkpoints that have the bytes. What cannot be read may be one."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._by_digest: dict[str, bool] = {}
+
+    def __call__(self, record: FileRecord, name: CheckpointName) -> bool:
+        path = record.path.lower()
+        if not path.endswith(".bin"):
+            return path.endswith(_PICKLES)
+        if _PICKLED_BIN.fullmatch(path.rpartition("/")[2]):
+            return True
+        if record.sha256 not in self._by_digest:
+            self._by_digest[record.sha256] = self._looks(record, name)
+        return self._by_digest[record.sha256]
+
+    def _looks(self, record: FileRecord, name: CheckpointName) -> bool:
+        if not record.bytes:
+            return False
+        try:
+            return pickles.may_be(bytes(self._store.get(record.key(name), 0, min(_HEAD, record.bytes))))
+        except StoreError:
+            return True
+
+
+def _checkpoint_info(run_url: str, checkpoint: Checkpoint, pickled: _Pickles) -> CheckpointInfo:
     files = tuple(
-        FileInfo(record.path, record.bytes, record.sha256, record.object is not None, record.path.lower().endswith(_PICKLES))
+        FileInfo(record.path, record.bytes, record.sha256, record.object is not None, pickled(record, checkpoint.name))
         for record in sorted(checkpoint.files, key=lambda record: record.path)
     )
     return CheckpointInfo(
