@@ -406,7 +406,7 @@ def test_what_survives_a_kill_of_all_that_guards_it_is_found_and_ended_by_the_ne
     assert is_alive(trainer)
     judged = machine.stagekit("teardown", "--check", *machine.durable)
     assert judged.code == 3
-    assert "which saves below" in judged.out
+    assert "started lives on: nobody sends what it saves" in judged.out
     again = machine.run("2")
     assert again.code == 0, again.err
     assert not is_alive(trainer)
