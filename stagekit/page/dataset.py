@@ -97,4 +97,6 @@ def _field(key: str, field: Shown) -> Markup:
         )
     elif field.text is not None:
         content.append(tag("pre", joined(field.text, "…" if field.cut else ""), dir="auto"))
+    if field.trouble is not None:
+        content.append(tag("p", field.trouble, class_="soft small"))
     return tag("div", tag("code", field.name), size, *content, class_="field")

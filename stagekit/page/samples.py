@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _PICTURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+_NAMES = frozenset(("png", "jpg", "jpeg", "gif", "webp"))
+_NO_PICTURE = "cannot be decoded as a picture: it is damaged, or none"
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _SIDE = 240
 _MOST_PIXELS = 50_000_000
@@ -29,13 +31,17 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One field of a sample: a picture, or the beginning of a text (``cut`` when there is more), or neither."""
+    """One field of a sample: a picture, or the beginning of a text (``cut`` when there is more), or neither.
+
+    ``trouble`` tells why what is or is called a picture is not shown.
+    """
 
     name: str
     bytes: int
     picture: Picture | None = None
     text: str | None = None
     cut: bool = False
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +65,11 @@ def _field(name: str, data: bytes) -> Shown:
     if kind == "webp" and data[8:12] != b"WEBP":
         kind = None
     if kind is not None:
-        return Shown(name, len(data), picture=_picture(data, kind))
+        found = _picture(data, kind)
+        return Shown(name, len(data), trouble=found) if isinstance(found, str) else Shown(name, len(data), picture=found)
     head = _head(data)
-    return Shown(name, len(data), text=head, cut=head is not None and len(data) > _HEAD)
+    trouble = _NO_PICTURE if name.lower().rpartition(".")[2] in _NAMES else None
+    return Shown(name, len(data), text=head, cut=head is not None and len(data) > _HEAD, trouble=trouble)
 
 
 def _head(data: bytes) -> str | None:
@@ -78,16 +86,16 @@ def _head(data: bytes) -> str | None:
     return None
 
 
-def _picture(data: bytes, kind: str) -> Picture | None:
-    """A small copy of a picture; ``None`` where it cannot be read, or is too large to be looked at."""
+def _picture(data: bytes, kind: str) -> Picture | str:
+    """A small copy of a picture, or why there is none."""
     try:
         from PIL import Image
     except ImportError:
-        return _as_it_is(data, kind) if len(data) <= _MOST_UNDECODED else None
+        return _as_it_is(data, kind) if len(data) <= _MOST_UNDECODED else "not shown: making it small needs Pillow"
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
             if opened.width * opened.height > _MOST_PIXELS:
-                return None
+                return f"not shown: {opened.width:,} × {opened.height:,} pixels are too many"
             opened.draft("RGB", (2 * _SIDE, 2 * _SIDE))
             small = opened.convert("RGBA" if opened.mode in ("LA", "PA", "P", "RGBA") else "RGB")
             small.thumbnail((_SIDE, _SIDE))
@@ -95,7 +103,7 @@ def _picture(data: bytes, kind: str) -> Picture | None:
             photo = kind == "jpeg" or (small.mode == "RGB" and max(small.size) > 64)
             small.save(out, "JPEG" if photo else "PNG", **({"quality": 80} if photo else {}))
     except Exception:
-        return None  # a damaged picture raises nearly anything; its size is shown
+        return _NO_PICTURE  # a damaged picture raises nearly anything
     factor = max(1, 96 // max(small.size))
     source = _url(out.getvalue(), "jpeg" if photo else "png")
     return Picture(source, small.width * factor, small.height * factor, tiny=factor > 1)

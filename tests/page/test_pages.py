@@ -25,6 +25,7 @@ from stagekit.store.directory import DirectoryStore
 from stagekit.verdict.last import last_verdict
 
 from ..made import make_dataset, make_run
+from ..stream.build import build
 from .made import BEGAN_S, a_run, picture
 
 
@@ -155,6 +156,26 @@ def test_samples_become_small_pictures_and_short_texts(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert one(small)[0] is True, "a small one is shown as it is where Pillow is not installed"
     assert one(b"\x89PNG\r\n\x1a\n" + bytes(70_000))[0] is False
+
+
+def test_a_picture_that_is_not_shown_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trouble(data: bytes, name: str = "png") -> str | None:
+        (sample,) = shown([{"__key__": "k", name: data}])
+        return sample.fields[0].trouble
+
+    damaged = "cannot be decoded as a picture: it is damaged, or none"
+    assert trouble(picture(300)) is None
+    assert trouble(picture(300)[:100], "x") == damaged
+    assert [trouble(bytes(100), name) for name in ("png", "left.JPG", "bin")] == [damaged, damaged, None]
+    broken = DirectoryStore(str(tmp_path / "broken"))
+    build(broken, [("a", {"png": picture(300)[:100]})])
+    stagekit.info(tmp_path / "broken", html=tmp_path / "page.html")
+    assert f'<p class="soft small">{damaged}</p>' in (tmp_path / "page.html").read_text()
+    with monkeypatch.context() as patched:
+        patched.setattr("stagekit.page.samples._MOST_PIXELS", 100)
+        assert trouble(picture(300)) == "not shown: 300 × 300 pixels are too many"
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert trouble(b"\x89PNG\r\n\x1a\n" + bytes(70_000)) == "not shown: making it small needs Pillow"
 
 
 def test_a_page_of_something_else_is_refused_before_anything_is_read(tmp_path: Path) -> None:
