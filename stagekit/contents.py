@@ -32,8 +32,8 @@ def nothing(store: Store, doing: str) -> ManifestError:
     children = store.children()
     if not children.objects and not children.folders:
         return ManifestError(
-            f"{doing} {location}: nothing lies there, so it is neither a data set nor a run, which begins with its first save; check how it "
-            f"is written, stagekit ls {location.parent} tells what is beside it{misnamed(location)}"
+            f"{doing} {location}: nothing lies there, so it is neither a data set nor a run, which begins with its first save; check how "
+            f"it is written, stagekit ls {location.parent} tells what is beside it{misnamed(location)}"
         )
     return ManifestError(
         f"{doing} {location}: it is neither a data set nor a run, as it holds neither {MANIFEST} nor {RUN_JSON}; "
