@@ -47,6 +47,7 @@ _TRAINERS = re.compile(r"(trainer_state\.json|training_args\.bin|optimizer|sched
 _TELLS_ITS_END = (".safetensors", ".json", ".pt", ".pth", ".bin", ".ckpt")
 _STRUCTURED = ("trainer", "dcp")
 _EFFECTIVE = os.access in os.supports_effective_ids
+_RESTLESS = 10
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -292,7 +293,8 @@ class Watch:
     """Which candidates are finished, for one who looks again and again. ``world_size``: the number of ranks, when it is known.
 
     ``left`` are those that the last call of ``finished`` had no time for. ``missed`` are those that were waited for to be
-    quiet at the call before, and are gone, or a single file that another one has replaced.
+    quiet at the call before, and are gone, or a single file that another one has replaced. ``restless``
+    are those that have changed again and again for ten times as long.
     """
 
     quiet_s: float
@@ -300,7 +302,9 @@ class Watch:
     world_size: int | None = None
     left: list[Path] = field(default_factory=list)
     missed: list[Found] = field(default_factory=list)
+    restless: list[Found] = field(default_factory=list)
     _waiting: dict[Path, Found] = field(default_factory=dict)
+    _since: dict[Path, float] = field(default_factory=dict)
     _seen: dict[Path, tuple[Mapping[str, Stat], float]] = field(default_factory=dict)
     _done: dict[Path, Mapping[str, Stat]] = field(default_factory=dict)
 
@@ -315,7 +319,9 @@ class Watch:
         current = {found.path: found for one in looks for found in one.found}
         self._seen = {path: seen for path, seen in self._seen.items() if path in current}
         self.missed = [found for path, found in self._waiting.items() if path not in current or _is_replaced(found, current[path])]
+        self._since = {path: since_s for path, since_s in self._since.items() if path in self._waiting}
         self._waiting = {}
+        self.restless = []
         for path, found in current.items():
             before, since_s = self._seen.get(path, (None, now_s))
             if before != found.stats:
@@ -329,6 +335,8 @@ class Watch:
             quiet = still or now_s - since_s >= self.quiet_s
             if found.needs_quiet(self.world_size) and not quiet:
                 self._waiting[path] = found
+                if now_s - self._since.setdefault(path, now_s) >= _RESTLESS * self.quiet_s > 0:
+                    self.restless.append(found)
                 continue
             lacking = found.lacking(self.world_size)
             if not lacking or (quiet and all(_is_other_ranks(name) for name in lacking)):

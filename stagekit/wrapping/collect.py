@@ -209,7 +209,13 @@ class Collector:
         self._offer(looks, still=still)
 
     def _tell_missed(self) -> None:
-        """Once for the first, and again each time that their number has doubled."""
+        """What never gets quiet, once; and how many were gone before they were: the first, and again when their number has doubled."""
+        for found in self._watch.restless:
+            if found.path not in self._told:
+                self._told.add(found.path)
+                what = f"{found.path} keeps changing and has not been quiet for {format_duration(self._quiet_s)} yet, so it is not sent"
+                hint = "save into a new file and rename it, give each step a name of its own, or a shorter --quiet"
+                self._on_event(Message(f"{what}; {hint}", "warning"))
         before, self._missed = self._missed, self._missed + len(self._watch.missed)
         if self._missed.bit_length() > before.bit_length():
             what = f"{self._watch.missed[-1].path} was removed or replaced before it had been quiet for {format_duration(self._quiet_s)}"

@@ -245,6 +245,50 @@ def test_saves_that_are_rotated_away_before_they_are_quiet_are_told_now_and_then
     ]
 
 
+def test_a_save_that_never_gets_quiet_is_told_once(tmp_path: Path) -> None:
+    told: list[Event] = []
+    now_s = 0.0
+    with Run(str(tmp_path / "run")) as run:
+        collector = Collector(
+            run,
+            {"out": tmp_path},
+            patterns=("*.npz",),
+            quiet_s=30,
+            world_size=None,
+            logs=None,
+            printed=(),
+            on_event=told.append,
+            monotonic=lambda: now_s,
+        )
+        for size in range(1, 40):
+            (tmp_path / "last.npz").write_bytes(bytes(size))
+            now_s = 20.0 * size
+            collector.scan()
+    (text,) = (event.text for event in told if isinstance(event, Message))
+    assert text == (
+        f"{tmp_path}/last.npz keeps changing and has not been quiet for 30 s yet, so it is not sent; "
+        "save into a new file and rename it, give each step a name of its own, or a shorter --quiet"
+    )
+
+
+def test_the_same_step_of_two_generations_is_told_apart_by_content(tmp_path: Path) -> None:
+    url = str(tmp_path / "run")
+    make_checkpoint(DirectoryStore(url), 5, {"w.npz": b"old"})
+    newer = make_checkpoint(DirectoryStore(url), 5, {"w.npz": b"new"}, generation=2)
+    (tmp_path / "out" / "checkpoint-5").mkdir(parents=True)
+    with Run(url) as run:
+        collector = Collector(
+            run, {"out": tmp_path / "out"}, patterns=(), quiet_s=0, world_size=None, logs=None, printed=(), on_event=lambda _: None
+        )
+        for content, here in ((b"old", False), (b"new", True)):
+            (tmp_path / "out" / "checkpoint-5" / "w.npz").write_bytes(content)
+            collector.before(run.checkpoints())
+            newest = run.latest()
+            assert newest is not None
+            assert newest.name == newer
+            assert (collector.is_here(newest) is not None) is here
+
+
 def test_a_finished_save_that_cannot_be_pinned_once_nobody_writes_is_told(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a.npz").write_bytes(b"x")
