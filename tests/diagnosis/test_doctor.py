@@ -178,7 +178,7 @@ def test_where_a_data_set_lies_it_says_whether_to_stream_or_to_copy(
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.bin").write_bytes(bytes(3_000_000))
     stagekit.shard(tmp_path / "raw", f"{url}/data", store=config)
-    found = doctor([f"{url}/data", url], store=config, machine=lambda: machine, read_only=True)
+    found = doctor([f"{url}/data", url], store=config, machine=lambda: machine, read_only=True, answer_s=60)
     told = fact(found, "data set")
     assert told.values["bytes"] > 3_000_000
     assert "streaming, an epoch takes" in told.text

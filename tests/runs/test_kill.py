@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,11 @@ from typing import Any
 import pytest
 
 import stagekit.runs
-from stagekit.runs import Run
+from stagekit.progress import Event, Stage, Subscriber, ignore
+from stagekit.runs import Run, retention
+from stagekit.runs.layout import CheckpointName
 from stagekit.runs.spool import pending
+from stagekit.store.directory import STAGING, DirectoryStore
 from stagekit.testing.kill import KILLED
 from stagekit.testing.proxy import Drop, Status
 
@@ -42,7 +47,7 @@ STAGES = [
     ("prune.object-deleted", 0),
     ("prune.object-deleted", 1),
 ]
-ELSEWHERE = ("checkpoint.dropped", "checkpoint.part-sent", "restore.file-fetched")
+ELSEWHERE = ("checkpoint.dropped", "checkpoint.part-sent", "restore.file-fetched", "prune.upload-aborted")
 """Stages that a plain training does not pass: tests of their own kill there."""
 
 CALLS = [("put", key) for key in ("owners/*.claim", "owners/*.json", "run.json", "*/files/model.bin", "*/manifest.json")]
@@ -102,6 +107,37 @@ def test_killed_when_saves_were_dropped(options: Options, tmp_path: Path) -> Non
     assert process.returncode == KILLED, "the stage was never passed"
     oracle(chosen, tmp_path / "new")
     finish(chosen, tmp_path)
+
+
+def test_killed_when_a_prune_dropped_an_unfinished_upload(options: Options, tmp_path: Path) -> None:
+    chosen = options()
+    finish(chosen, tmp_path)
+    store = DirectoryStore(tmp_path / "bucket" / "run")
+    for number in range(3):
+        path = tmp_path / "bucket" / "run" / STAGING / f"{number}f" / CheckpointName(1, 9, number, "1a2b3c4d").file_key("model.bin")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"half of")
+
+    def prune(on_event: Subscriber = ignore) -> None:
+        plan = retention.plan(store, retention.Policy(), leftovers_before_s=time.time() + 10, over=True)
+        retention.execute(store, plan, check=lambda: None, on_event=on_event)
+
+    def die(event: Event) -> None:
+        if isinstance(event, Stage) and event.name == "prune.upload-aborted":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            prune(die)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "the stage was never passed"
+    assert len(list(store.open_uploads(""))) == 2
+    assert oracle(chosen, tmp_path / "new") == chosen["steps"]
+    prune()
+    assert list(store.open_uploads("")) == []
+    assert oracle(chosen, tmp_path / "new") == chosen["steps"]
 
 
 def test_a_rank_that_is_killed_when_it_has_delivered(options: Options, tmp_path: Path) -> None:
