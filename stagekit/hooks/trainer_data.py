@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from transformers import trainer
+import transformers.trainer
+
+_TRAINER: Any = transformers.trainer  # whose name for it is not said to be public
 
 
 def go_on_in(loader: Any, *, global_step: int, accumulation: int) -> None:
@@ -20,8 +22,8 @@ def go_on_in(loader: Any, *, global_step: int, accumulation: int) -> None:
         return
     if global_step:
         loader.set_epoch(global_step // max(1, math.ceil(len(loader) / accumulation)))
-    if not hasattr(trainer.skip_first_batches, "_stagekit"):
-        trainer.skip_first_batches = _skipping(trainer.skip_first_batches)
+    if not hasattr(_TRAINER.skip_first_batches, "_stagekit"):
+        _TRAINER.skip_first_batches = _skipping(_TRAINER.skip_first_batches)
 
 
 def _skipping(others: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,6 @@ from ..progress import Message, Progress, Stage, Subscriber, ignore
 from ..publishing.claim import claimed, confirm_claim, read_claim, release_claim, replace_claim, take_claim
 from ..publishing.destination import commit, content, drop_open_uploads, read_manifest
 from ..publishing.growth import summed
-from ..publishing.outline import counted
 from ..publishing.summary import dataset_lines, dataset_record, stream_it, streaming_code
 from ..shards.archive import ArchiveReader
 from ..shards.index import index_from_bytes
@@ -32,7 +31,7 @@ from ..store import Where, open_store
 from ..store.base import Data, Store
 from ..transfer.fetch import fetch_pieces
 from ..transfer.put import put_object
-from ..units import format_count, format_duration, format_rate
+from ..units import counted, format_count, format_duration, format_rate
 from . import journal
 from .journal import Found, journal_name
 from .scan import Scan, scan

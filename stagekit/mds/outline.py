@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import SourceError, UsageError
-from ..publishing.outline import Outline, counted, near_duplicate_notes, outline, oversized_keys, oversized_notes
+from ..publishing.outline import Outline, near_duplicate_notes, outline, oversized_keys, oversized_notes
 from ..shards.plan import Plan, PlannedShard
 from ..sources.base import Source
-from ..units import format_count, format_size, parse_size
+from ..units import counted, format_count, format_size, parse_size
 from .columns import Columns, chosen, columns_of
 from .index import shard_name
 from .job import LARGEST

@@ -19,7 +19,6 @@ from ..publishing.begun import enter_and_note, note_ended
 from ..publishing.claim import CLAIM, claimed, confirm_claim, release_claim
 from ..publishing.destination import CLASSES, Found, classes_json, confirm_objects, content, is_probe, refuse_overlap
 from ..publishing.meter import Meter
-from ..publishing.outline import counted
 from ..publishing.publication import RawData
 from ..publishing.running import Engine, Wanted, Work, open_engine
 from ..publishing.summary import stream_it
@@ -29,7 +28,7 @@ from ..sources.choice import SourceFormat
 from ..store import Where, open_store
 from ..store.base import ObjectInfo, Store
 from ..transfer.put import put_object
-from ..units import format_count, format_duration, format_rate, format_size
+from ..units import counted, format_count, format_duration, format_rate, format_size
 from . import index
 from .index import INDEX, Entry
 from .job import MdsJob, MdsOutcome, require_writer, run_job
