@@ -24,7 +24,7 @@ from .layout import seal, unseal
 class KnownRun:
     """A run that was written from this machine, with the spools, the watched and the working directories of all its trainings, sorted.
 
-    ``datasets`` are those that they streamed, by digest.
+    ``datasets`` are those that they streamed, by digest. ``disks`` says on which device (``st_dev``) each watched directory was.
     """
 
     url: str
@@ -33,6 +33,7 @@ class KnownRun:
     watched: tuple[Path, ...]
     working: tuple[Path, ...] = ()
     datasets: Mapping[str, str] = field(default_factory=dict)
+    disks: Mapping[Path, int] = field(default_factory=dict)
 
 
 def known_runs(home: Path | None = None) -> list[KnownRun]:
@@ -53,6 +54,7 @@ def remember(
 ) -> None:
     """Note that this machine writes to ``url``; what was noted before stays. Raises ``OSError`` when the home cannot be written."""
     path = record_path(url, home or home_directory())
+    before: KnownRun | None = None
     path.parent.mkdir(parents=True, exist_ok=True)
     spools, directories = {spool.absolute()}, {directory.absolute() for directory in watched}
     places = {working.absolute()} if working is not None else set()
@@ -62,8 +64,10 @@ def remember(
         directories.update(directory for directory in before.watched if directory.exists())  # rotated checkpoints do not pile up
         places.update(directory for directory in before.working if directory.exists())
         datasets = {**before.datasets, **datasets}
-        if before == KnownRun(url, store, tuple(sorted(spools)), tuple(sorted(directories)), tuple(sorted(places)), datasets):
-            return
+    disks = {directory: device for directory in sorted(directories) if (device := _device(directory)) is not None}
+    known = KnownRun(url, store, tuple(sorted(spools)), tuple(sorted(directories)), tuple(sorted(places)), datasets, disks)
+    if before == known:
+        return
     values = {
         "format": "stagekit-known-run",
         "version": 1,
@@ -73,6 +77,7 @@ def remember(
         "watched": sorted(map(str, directories)),
         "working": sorted(map(str, places)),
         "datasets": dict(sorted(datasets.items())),
+        "disks": {str(directory): device for directory, device in disks.items()},
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(seal(values))
@@ -82,6 +87,13 @@ def remember(
 def record_path(url: str, home: Path) -> Path:
     """Where ``home`` keeps what it knows of the run at ``url``."""
     return home / "runs" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+
+
+def _device(directory: Path) -> int | None:
+    try:
+        return directory.stat().st_dev
+    except OSError:
+        return None
 
 
 def _read(path: Path) -> KnownRun:
@@ -96,6 +108,7 @@ def _read(path: Path) -> KnownRun:
             watched=tuple(Path(item) for item in values["watched"]),
             working=tuple(Path(item) for item in values.get("working", ())),
             datasets={str(digest): str(place) for digest, place in values.get("datasets", {}).items()},
+            disks={Path(directory): int(device) for directory, device in values.get("disks", {}).items()},
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ManifestError(f"{path}: it is no record of a run ({error})") from None

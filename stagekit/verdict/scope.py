@@ -165,14 +165,41 @@ def _lost_spool(path: Path) -> Finding:
 
 
 def _vanished(known: KnownRun, roots: Sequence[Path]) -> Finding | None:
-    """The note about directories that were watched for a run and are gone. What was rotated away below one that is there is not meant."""
+    """About directories that were watched for a run and are gone. What was rotated away below one that is there is not meant.
+
+    One that was removed holds nothing. One whose disk is not there any more may hold anything.
+    """
     gone = _outermost([path for path in known.watched if not _is_there(path) and not any(path.is_relative_to(root) for root in roots)])
+    lost = [path for path in known.watched if path in gone or _is_empty(path) if _is_elsewhere(path, known.disks.get(path))]
+    fix = "if it was moved, or its disk is not mounted, name where it is: stagekit teardown --watch DIR"
+    if lost:
+        what = f"{lost[0]} was watched{_more(lost)}, and the disk that it was on is not there any more"
+        return Finding("CANNOT TELL", "watched", what, known.url, fix=fix)
     if not gone:
         return None
-    more = f", like {counted(len(gone) - 1, 'other')}" if len(gone) > 1 else ""
-    what = f"{gone[0]} was watched and is not there any more{more}: nothing in it is judged"
-    fix = "if it was moved, or its disk is not mounted, name where it is: stagekit teardown --watch DIR"
+    what = f"{gone[0]} was watched and is not there any more{_more(gone)}: nothing in it is judged"
     return Finding("note", "watched", what, known.url, fix=fix)
+
+
+def _more(paths: Sequence[Path]) -> str:
+    return f", like {counted(len(paths) - 1, 'other')}" if len(paths) > 1 else ""
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether an empty directory is there, as a mount point is when nothing is mounted on it."""
+    try:
+        return path.is_dir() and next(path.iterdir(), None) is None
+    except OSError:
+        return False
+
+
+def _is_elsewhere(path: Path, device: int | None) -> bool:
+    """Whether what is at ``path`` now, or would be, lies on another device than it did."""
+    try:
+        nearest = next(one for one in (path, *path.parents) if one.exists())
+        return device is not None and nearest.stat().st_dev != device
+    except (OSError, StopIteration):
+        return False
 
 
 def _named(where: Where, by_url: dict[str, KnownRun], store: StoreConfig | None) -> Target:

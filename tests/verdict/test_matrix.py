@@ -386,6 +386,29 @@ def a_watched_directory_that_is_not_there(machine: Machine) -> None:
     machine.out.rename(machine.work / "data")
 
 
+def watch_on_a_disk(machine: Machine, below: str) -> None:
+    """A training watched a directory on another disk, which is not mounted any more."""
+    disk = machine.work.parent / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
+    try:
+        (disk / below).mkdir(exist_ok=True)
+        with Run(machine.url, on_event=lambda event: None) as run:
+            run.watch(disk / below)
+            run.drain()
+        (disk / below / "new.txt").write_text("nowhere else")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def a_watched_directory_on_a_disk_that_is_not_mounted(machine: Machine) -> None:
+    watch_on_a_disk(machine, "out")
+
+
+def a_watched_disk_that_is_not_mounted(machine: Machine) -> None:
+    watch_on_a_disk(machine, "")
+
+
 def a_directory_that_nobody_wrote_to(machine: Machine) -> None:
     """The training saved to ``out``, and ``outt`` was watched."""
     (machine.work / "outt").mkdir()
@@ -680,6 +703,12 @@ MATRIX = {
     "a spool that was never needed": Row(a_spool_that_was_never_needed, 0),
     "a watched directory that is not there": Row(
         a_watched_directory_that_is_not_there, 0, "watched", "out was watched and is not there any more: ", "teardown --watch DIR"
+    ),
+    "a watched directory on a disk that is not mounted": Row(
+        a_watched_directory_on_a_disk_that_is_not_mounted, 4, "watched", "the disk that it was on is not there any more", "--watch DIR"
+    ),
+    "a watched disk that is not mounted": Row(
+        a_watched_disk_that_is_not_mounted, 4, "watched", "the disk that it was on is not there any more", "--watch DIR"
     ),
     "a directory that nobody wrote to": Row(
         a_directory_that_nobody_wrote_to, 4, "watched", "no file was ever seen below it, and its run has no checkpoint", "--watch DIR"
