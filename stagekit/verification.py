@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from .store import Where, open_store
 from .store.base import Data, ObjectInfo, Store
 from .transfer.fetch import Fetcher, Range, fetch_pieces
 from .units import format_count, format_size
+from .wrapping.logs import LOGS, LogFile, manifests
 
 _SHOWN = 5  # damaged samples of a block that are named
 _TAIL = "the end of the archive"
@@ -399,6 +400,7 @@ def _run(look: _Look) -> Iterator[Fault]:
             detail = f"step {name.step} was never committed: it is on its way, or its writer died; no reader looks at it"
             yield look.note("unfinished", name.folder.rstrip("/"), detail)
     yield from _files(look, committed)
+    yield from _logs(look)
     yield from _unfinished(look)
 
 
@@ -450,6 +452,37 @@ def _file(look: _Look, key: str, uses: list[tuple[CheckpointName, FileRecord]]) 
     else:
         look.passed(size)
     look.passed(0, objects=1)
+
+
+def _logs(look: _Look) -> Iterator[Fault]:
+    """What is wrong with what ``stagekit run`` sent besides checkpoints."""
+    listed = {info.key: info.size for info in look.store.list(LOGS)}
+    files = [file for _, found in manifests(look.store) for file in found]
+
+    def check(file: LogFile) -> list[Fault]:
+        return list(_log(look, file, listed))
+
+    for faults in each(check, files, threads=look.threads):
+        yield from faults
+
+
+def _log(look: _Look, file: LogFile, listed: Mapping[str, int]) -> Iterator[Fault]:
+    whole, sha256 = True, hashlib.sha256()
+    for key, expected in file.objects:
+        size = listed.get(key)
+        if size is None and (size := look.size(key)) is None:  # listings may lag
+            whole = False
+            yield look.fault("missing", key, f"a part ({format_size(expected)}) of the log {file.path} is missing")
+        elif size != expected:
+            whole = False
+            detail = f"a part of the log {file.path} has {format_count(size)} bytes and should have {format_count(expected)}"
+            yield look.fault("size", key, detail, expected=str(expected), found=str(size))
+        elif look.deep and whole:
+            for data in fetch_pieces(look.store, key, size=size, threads=2):
+                sha256.update(data)
+        look.passed(expected, objects=1)
+    if look.deep and whole and sha256.hexdigest() != file.sha256:
+        yield _differs(look, file.objects[0][0], f"the log {file.path} is not what was sent", file.sha256, sha256.hexdigest())
 
 
 def _unfinished(look: _Look) -> Iterator[Fault]:

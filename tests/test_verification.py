@@ -22,6 +22,7 @@ from stagekit.store.directory import DirectoryStore
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
 from stagekit.verification import Fault, verify
+from stagekit.wrapping.logs import Logs
 
 from .made import make_checkpoint, make_dataset, make_run
 
@@ -341,3 +342,30 @@ def test_the_samples_of_a_damaged_block_are_named(store: MemoryStore) -> None:
     flip(store, name, table.blocks[1].offset + 600)
     flip(store, name, table.blocks[1].offset + (table.blocks[1].size // 3) + 10)  # in the second sample's header
     assert "samples 3 to 5 of the shard, unreadable behind 000003" in only(verify(store, deep=True).faults).detail
+
+
+def test_the_logs_of_a_run_are_looked_at_as_well(store: MemoryStore, tmp_path: Path) -> None:
+    make_run(store)
+    make_checkpoint(store, 1, {"model.bin": b"weights"})
+    now, log = [0.0], tmp_path / "stdout.log"
+    logs = Logs(lambda: store, "000001-0123abcd", lambda event: None, lambda: now[0])
+    for text in ("epoch 1\n", "epoch 1\nepoch 2\n"):
+        log.write_text(text)
+        logs.offer({"stdout.log": log})
+        assert logs.bring(last=True)
+    keys = sorted(info.key for info in store.list("logs/") if "stdout" in info.key)
+    assert len(keys) == 2
+    assert verify(store).findings == verify(store, deep=True).findings == ()
+
+    part = bytes(store.get(keys[1]))
+    flip(store, keys[1], 0)
+    assert verify(store).ok
+    found = only(verify(store, deep=True).findings)
+    assert (found.weight, found.what) == ("fault", "bytes")
+    assert "the log stdout.log is not what was sent" in found.detail
+    store.put(keys[1], part[:-1])
+    assert "a part of the log stdout.log has 7 bytes and should have 8" in only(verify(store).findings).detail
+    store.delete(keys[1])
+    for deep in (False, True):
+        missing = only(verify(store, deep=deep).findings)
+        assert (missing.what, missing.subject) == ("missing", str(store.location / keys[1]))
