@@ -317,7 +317,9 @@ def test_killed_while_an_engine_runs_the_next_pull_goes_on(
         pull(f"s3://{bucket}/m", tmp_path / "m", engine=engine, store=there)
         fetched = {one.key.rpartition("/")[2] for one in proxy.requests if one.method == "GET" and one.key.endswith(".bin")}
     assert contents(tmp_path / "m") == objects
-    assert fetched == objects.keys() - kept
+    unfinished = objects.keys() - kept
+    assert unfinished <= fetched
+    assert len(fetched - unfinished) <= 2, "two threads, each killed between a file's name and its line in the journal, which is a matter of microseconds"
 
 
 # ------------------------------------------------------------------------------------------------------- engines that cannot be trusted

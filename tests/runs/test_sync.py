@@ -49,6 +49,8 @@ def die(run: Run) -> None:
     """As dead as a run can be in this process: made with ``drain_s=0``, it leaves what is pending to the next one."""
     with pytest.raises(UploadFailed):
         run.close()
+    assert run._uploader is not None
+    run._uploader.stop(60)  # close() waits two seconds, which a busy disk may take for one sync
 
 
 def lose_network_behind_a_commit(store: FaultStore) -> threading.Event:
