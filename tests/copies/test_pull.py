@@ -319,7 +319,7 @@ def test_killed_while_an_engine_runs_the_next_pull_goes_on(
     assert contents(tmp_path / "m") == objects
     unfinished = objects.keys() - kept
     assert unfinished <= fetched
-    assert len(fetched - unfinished) <= 2, "two threads, each killed between a file's name and its line in the journal, which is a matter of microseconds"
+    assert len(fetched - unfinished) <= 2, "two threads, each killed between a file and its line in the journal"
 
 
 # ------------------------------------------------------------------------------------------------------- engines that cannot be trusted
