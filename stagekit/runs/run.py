@@ -542,8 +542,7 @@ class Run:
                 Message(f"the last process here ended before {about(waiting, 'was', 'were')} in {self.url}; sending that now", "warning")
             )
         # What the other ranks had to deliver first: the commit waits for it.
-        for entry in sorted(left, key=lambda one: one.rank == 0):
-            uploader.add(entry, adopted=True)
+        uploader.adopt(sorted(left, key=lambda one: one.rank == 0))
 
     def _note_working_directory(self) -> None:
         """Note where this training was started: its code lies there, and what trackers write. Finishing others' uploads notes nothing."""

@@ -186,6 +186,12 @@ class Uploader:
             self._wait_for_room()
         return upload
 
+    def adopt(self, entries: Iterable[Entry]) -> None:
+        """Queue what dead processes left. All of it is known before the first is sent, since its place depends on the others."""
+        with self._changed:  # which the thread needs to begin
+            for entry in entries:
+                self.add(entry, adopted=True)
+
     def _coalesce(self) -> tuple[list[Entry], list[Message]]:
         """Drop intermediate saves while there are too many or they hold too much disk: never the newest, final, best or keep-every ones.
 

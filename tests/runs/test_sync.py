@@ -21,6 +21,7 @@ from stagekit.progress import Message, Progress
 from stagekit.runs import Run, catalog, lease, sync
 from stagekit.runs.layout import SUPERSEDED, CheckpointName, SupersededRecord
 from stagekit.runs.spool import Entry, Spool, pending
+from stagekit.runs.sync import Upload, Uploader
 from stagekit.testing.faults import FaultStore
 
 from .conftest import Events, Gate, fill
@@ -556,6 +557,29 @@ def test_it_stays_in_order_also_when_one_is_killed_between_their_names(
     fourth = make_run()
     fourth.drain()
     assert steps(store) == [2, 1], "step 2 was trained behind step 1"
+
+
+def test_the_first_of_what_a_dead_process_left_is_not_sent_before_the_others_are_known(
+    store: FaultStore, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.fail("put", Unreachable("no network"), times=None)
+    first = make_run(drain_s=0)
+    for step in (1, 2):
+        save(first, tmp_path, step)
+    die(first)
+    store.clear()
+    began, add = threading.Event(), Uploader.add
+    store.act("*", lambda _: began.set(), times=None)
+
+    def slowly(uploader: Uploader, entry: Entry, *, adopted: bool = False) -> Upload:
+        upload = add(uploader, entry, adopted=adopted)
+        assert not began.wait(0.5), "its thread did not wait for the other one"
+        return upload
+
+    monkeypatch.setattr(Uploader, "add", slowly)
+    second = make_run()
+    second.drain()
+    assert steps(store) == [2, 1]
 
 
 def test_an_older_save_of_a_dead_process_does_not_pass_over_its_own_later_one(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
