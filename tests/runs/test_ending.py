@@ -152,14 +152,17 @@ def test_a_drain_at_exit_needs_no_new_thread(tmp_path: Path) -> None:
 
 
 def test_a_forked_worker_ends_without_uploading_or_draining(tmp_path: Path) -> None:
-    code = SLOW + textwrap.dedent(
+    code = textwrap.dedent(
         """
+        over = threading.Event()
+        store.act("put", lambda call: over.wait(60) and time.sleep(1), "*/files/*", times=None)
         save(1)
         child = os.fork()
         if child == 0:
             sys.exit(5)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         sys.stdout.write(f"{status} {run.status().pending}\\n")
+        over.set()
         """
     )
     returned, out, errors = ended(tmp_path, code)
