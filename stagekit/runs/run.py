@@ -305,9 +305,11 @@ class Run:
         )
 
     def _raise_sticky(self, uploader: Uploader) -> None:
-        if self._misplaced is not None:
-            raise self._misplaced
-        uploader.raise_sticky()
+        try:
+            uploader.raise_sticky()
+        finally:  # found out meanwhile or before: this sentence says what to do
+            if self._misplaced is not None:
+                raise self._misplaced
 
     def _hand_over(self, uploader: Uploader, entry: Entry) -> Upload:
         uploader.pinned(entry)
