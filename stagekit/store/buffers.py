@@ -6,8 +6,9 @@ Fresh memory costs more than the reading: the system clears each page first. A t
 
 from __future__ import annotations
 
-import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +19,6 @@ _here = threading.local()
 _LEAST = 2 * 2**20  # bytes; what is smaller is had again without being cleared
 _STEP = 2**18  # bytes; bodies of about one size fit into one another's memory
 _SLACK = 1.125  # more than that would be held beyond what was asked for
-_OURS = 3  # references to an array of the pool that nobody else has: the pool's, a variable, and the argument that counts them
 
 
 class Buffers:
@@ -26,34 +26,35 @@ class Buffers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._arrays: list[NDArray[np.uint8]] = []
-        self._most = 0
+        self._free: deque[NDArray[np.uint8]] = deque()
+        self._held = self._most = 0
 
     def take(self, size: int) -> memoryview:
         """``size`` bytes of whatever was there. They are free again when nobody refers to them, or to a part of them, any more."""
         with self._lock:
-            for number in range(len(self._arrays) - 1, -1, -1):
-                array = self._arrays[number]
-                if size <= len(array) <= size * _SLACK and sys.getrefcount(array) == _OURS:
-                    return array.data[:size]
-            array = np.empty(-(-size // _STEP) * _STEP, np.uint8)
-            self._make_room(len(array))
-            self._arrays.append(array)
-            return array.data[:size]
+            array = self._found(size)
+            if array is None:
+                array = np.empty(-(-size // _STEP) * _STEP, np.uint8)
+                self._make_room(len(array))
+                self._held += len(array)
+        lent = array[:size]  # what all that is made of it refers to, so that its end tells of theirs
+        # Without the lock: it may happen anywhere, also in the middle of a call here. The interpreter's end needs none of it.
+        weakref.finalize(lent, self._free.append, array).atexit = False
+        return lent.data
+
+    def _found(self, size: int) -> NDArray[np.uint8] | None:
+        for _ in range(len(self._free)):
+            array = self._free.pop()
+            if size <= len(array) <= size * _SLACK:
+                return array
+            self._free.appendleft(array)
+        return None
 
     def _make_room(self, size: int) -> None:
         """Give back memory that is not in use, as far as holding it would make ``size`` more bytes a new maximum."""
-        free, used = list[NDArray[np.uint8]](), list[NDArray[np.uint8]]()
-        while self._arrays:
-            array = self._arrays.pop()
-            (free if sys.getrefcount(array) == _OURS - 1 else used).append(array)
-        held = size + sum(map(len, used))
-        self._most = max(self._most, held)
-        for array in free:
-            if held + len(array) <= self._most:
-                held += len(array)
-                used.append(array)
-        self._arrays = used
+        self._most = max(self._most, self._held - sum(map(len, tuple(self._free))) + size)
+        while self._free and self._held + size > self._most:
+            self._held -= len(self._free.popleft())
 
     @contextmanager
     def lent(self) -> Iterator[None]:
