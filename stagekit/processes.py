@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,21 @@ class Process:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
+
+
+def started_with(settings: Collection[str], *, proc: Path = Path("/proc")) -> dict[int, str]:
+    """The processes that were started with one of ``settings`` (``NAME=value``) in their environment, by number, and which it is.
+
+    None where there is no ``/proc``. One that has ended, or belongs to another user, cannot be told.
+    """
+    wanted = {os.fsencode(setting): setting for setting in settings}
+    found = {}
+    for path in proc.glob("[0-9]*/environ"):
+        with suppress(OSError):
+            setting = next((wanted[one] for one in path.read_bytes().split(b"\0") if one in wanted), None)
+            if setting is not None:
+                found[int(path.parent.name)] = setting
+    return dict(sorted(found.items()))
 
 
 def _boot_id() -> str:

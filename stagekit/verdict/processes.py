@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..processes import started_with
 from .findings import Finding
 
 PROC = Path("/proc")
@@ -58,19 +59,16 @@ def survivors(urls: Collection[str], *, proc: Path = PROC) -> list[Finding]:
 
     Its environment tells. This process and those above it do not count: the shell that asks waits for the answer.
     """
-    if not urls or not (proc / "self").exists():
-        return []
-    wanted = {f"STAGEKIT_RUN={url}".encode(): url for url in urls}
     above = _above(os.getpid(), proc)
     findings = []
-    for pid in sorted({int(name) for name in os.listdir(proc) if name.isdigit()} - above):
-        try:
-            url = next((wanted[one] for one in (proc / str(pid) / "environ").read_bytes().split(b"\0") if one in wanted), None)
-            if url is not None:
-                what = f"process {pid} ({_command(proc / str(pid))}) was started by a stagekit run for it, and lives on without that"
-                findings.append(Finding("NO", "process", what, url, fix=f"wait until it ends, or stop it: kill {pid}"))
-        except OSError:
-            continue  # it has ended, or is another user's: whether that one could write is asked for each watched directory
+    # One of another user cannot be told: whether that one could write is asked for each watched directory.
+    for pid, setting in started_with([f"STAGEKIT_RUN={url}" for url in urls], proc=proc).items():
+        with suppress(_GONE):  # it has ended meanwhile
+            if pid in above:
+                continue
+            what = f"process {pid} ({_command(proc / str(pid))}) was started by a stagekit run for it, and lives on without that"
+            fix = f"wait until it ends, or stop it: kill {pid}"
+            findings.append(Finding("NO", "process", what, setting.partition("=")[2], fix=fix))
     return findings
 
 

@@ -19,7 +19,7 @@ from ..store.base import Store
 from ..units import counted
 from . import publications as publication_rows
 from .durable import Durable
-from .files import is_ignored
+from .files import existing, holds_a_file, is_ignored
 from .findings import Finding, Scope, owner
 
 # Together these keep one call to a store that does not answer below ten seconds.
@@ -170,7 +170,8 @@ def _vanished(known: KnownRun, roots: Sequence[Path]) -> Finding | None:
     One that was removed holds nothing. One whose disk is not there any more may hold anything.
     """
     gone = _outermost([path for path in known.watched if not _is_there(path) and not any(path.is_relative_to(root) for root in roots)])
-    lost = [path for path in known.watched if path in gone or _is_empty(path) if _is_elsewhere(path, known.disks.get(path))]
+    empty = [path for path in existing(known.watched) if not holds_a_file(path)]  # as a mount point is without its disk
+    lost = [path for path in (*gone, *empty) if _is_elsewhere(path, known.disks.get(path))]
     fix = "if it was moved, or its disk is not mounted, name where it is: stagekit teardown --watch DIR"
     if lost:
         what = f"{lost[0]} was watched{_more(lost)}, and the disk that it was on is not there any more"
@@ -183,14 +184,6 @@ def _vanished(known: KnownRun, roots: Sequence[Path]) -> Finding | None:
 
 def _more(paths: Sequence[Path]) -> str:
     return f", like {counted(len(paths) - 1, 'other')}" if len(paths) > 1 else ""
-
-
-def _is_empty(path: Path) -> bool:
-    """Whether an empty directory is there, as a mount point is when nothing is mounted on it."""
-    try:
-        return path.is_dir() and next(path.iterdir(), None) is None
-    except OSError:
-        return False
 
 
 def _is_elsewhere(path: Path, device: int | None) -> bool:

@@ -7,7 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+
+from ..processes import started_with
 
 VARIABLE = "STAGEKIT_ATTEMPT"
 """In the environment of a command, and so of all that it starts: the name of its attempt."""
@@ -21,13 +22,7 @@ def survivors(attempt: str) -> list[int]:
 
     None where there is no ``/proc``. One that belongs to another user, or was given another environment, cannot be told.
     """
-    wanted = f"{VARIABLE}={attempt}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if wanted in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return sorted(found)
+    return list(started_with([f"{VARIABLE}={attempt}"]))
 
 
 def end(attempt: str, grace_s: float, *, sleep: Callable[[float], None] = time.sleep) -> list[int]:
