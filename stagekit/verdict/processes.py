@@ -63,7 +63,7 @@ def survivors(urls: Collection[str], *, proc: Path = PROC) -> list[Finding]:
     findings = []
     # One of another user cannot be told: whether that one could write is asked for each watched directory.
     for pid, setting in started_with([f"STAGEKIT_RUN={url}" for url in urls], proc=proc).items():
-        with suppress(_GONE):  # it has ended meanwhile
+        with suppress(*_GONE):  # it has ended meanwhile
             if pid in above:
                 continue
             what = f"process {pid} ({_command(proc / str(pid))}) was started by a stagekit run for it, and lives on without that"
