@@ -2,8 +2,9 @@
 
     python -m tests.runs.trainer '{"run": URL, "journal": FILE, "steps": N, …}'
 
-It drains what a dead process left, restores, and saves step after step. What it was told to be verified it notes in its journal, and every
-stage that was passed in ``stages``, if given.
+It drains what a dead process left, looks whether all of it is in the bucket, restores, and saves step after step. What it was told to be
+verified it notes in its journal, what it was told to be pinned on its machine's disk, and every stage that was passed in ``stages``, if
+given.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from stagekit.config import StoreConfig
+from stagekit.config import StoreConfig, home_directory
 from stagekit.errors import UploadFailed
 from stagekit.progress import Event, Message, Stage
-from stagekit.runs import Run
+from stagekit.runs import Run, catalog
+from stagekit.runs.layout import SUPERSEDED, SupersededRecord
 from stagekit.runs.restore import restore
 from stagekit.runs.sync import SyncSettings
 from stagekit.store import open_store
+from stagekit.store.base import Store
 from stagekit.testing.faults import FaultStore
 from stagekit.testing.kill import KillAt, KillingStore
 
@@ -59,8 +62,14 @@ def main() -> None:
     journal = os.open(options["journal"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     stages = os.open(options.get("stages", os.devnull), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    home_directory().mkdir(parents=True, exist_ok=True)
+    pinned = home_directory() / "pinned"
+    left = {int(step) for step in pinned.read_text().split()} if pinned.exists() else set()
+    pins = os.open(pinned, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(event: Event) -> None:
+        if isinstance(event, Stage) and event.name == "checkpoint.pinned":
+            os.write(pins, f"{event.subject}\n".encode())
         if isinstance(event, Stage):
             if event.name == "checkpoint.pinned" and int(event.subject) >= options.get("hold", 0):
                 released.set()
@@ -96,7 +105,9 @@ def main() -> None:
         run.close()
         return
     run.drain()
+    delivered(options, left)
     found = run.restore(scratch / "restored")
+    assert not left or (found is not None and found.step >= max(left)), f"step {max(left)} was pinned here, and {found} is newest"
     first = 1 if found is None else found.step + 1
     if found is not None:
         assert (scratch / "restored" / "model.bin").read_bytes() == content(found.step)["model.bin"]
@@ -130,14 +141,23 @@ def start(options: dict[str, Any], home: Path, *, said: int | IO[bytes] = subpro
     )
 
 
-def oracle(options: dict[str, Any], directory: Path) -> int | None:
-    """Using only the bucket: the newest checkpoint is what the trainer wrote at that step, and not older than any reported verified.
-
-    The reader goes to the server itself (``reader``), also where the trainer goes through something else (``store``).
-    """
+def reading(options: dict[str, Any]) -> Store:
+    """The run as a reader sees it, who goes to the server itself (``reader``) also where the trainer goes through something else."""
     config = options.get("reader") or options.get("store")
-    store = open_store(options["run"], StoreConfig(**config) if config else None)
-    found = restore(store, directory)
+    return open_store(options["run"], StoreConfig(**config) if config else None)
+
+
+def delivered(options: dict[str, Any], steps: set[int]) -> None:
+    """Every one of ``steps``, which were pinned on this disk, is in the bucket, or the bucket says that policy dropped it."""
+    store = reading(options)
+    committed = {checkpoint.step for checkpoint in catalog.read_all(store).checkpoints}
+    dropped = {SupersededRecord.from_bytes(bytes(store.get(info.key)), source=info.key).step for info in store.list(SUPERSEDED)}
+    assert steps <= committed | dropped, f"steps {sorted(steps - committed - dropped)} were pinned here, and are not in the bucket"
+
+
+def oracle(options: dict[str, Any], directory: Path) -> int | None:
+    """Using only the bucket: the newest checkpoint is what the trainer wrote at that step, and not older than any reported verified."""
+    found = restore(reading(options), directory)
     journal = Path(options["journal"])
     verified = max(map(int, journal.read_text().split()), default=None) if journal.exists() else None
     if found is None:
