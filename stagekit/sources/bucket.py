@@ -1,4 +1,4 @@
-"""Tables in a bucket, read by ranges: the next ones are on their way while one is parsed, and nothing is copied to this disk."""
+"""Tables and text in a bucket, read by ranges: the next ones are on their way while one is parsed, and nothing is copied to this disk."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..shards.plan import PlannedField, PlannedSample
 from ..store import open_store
 from ..store.base import Data, Store
 from ..transfer.fetch import Fetcher, Range
+from .files import FileRules
 from .prefix import PrefixSource
 from .shelf import Stamp, not_there
 
@@ -70,12 +71,16 @@ class Bucket:
         info = self._store().head(self._key(path))
         return Stamp(info.size, info.etag)
 
-    def open(self, path: str, *, straight: bool = True, mark: int | str | None = None) -> BinaryIO:
+    def open(self, path: str, *, straight: bool = True, mark: int | str | None = None, size: int | None = None) -> BinaryIO:
         key = self._key(path)
         store = self._store()
-        size = store.head(key).size
+        size = store.head(key).size if size is None else size
         file = RangedFile(store, key, size, straight=straight, etag=mark if isinstance(mark, str) else None)
         return cast("BinaryIO", io.BufferedReader(file, _FIRST) if straight else file)
+
+    def files(self, path: str, rules: FileRules) -> PrefixSource:
+        key = self._key(path)
+        return PrefixSource(self.where / key if key else self.where, rules, self.config)
 
     def sizes(self) -> Callable[[str], int]:
         store = self._store()
@@ -136,32 +141,44 @@ class RangedFile(io.RawIOBase):
             self._at = at
         return at
 
+    def read(self, size: int = -1) -> bytes:
+        """At most ``size`` bytes. What is one request is handed on as it came."""
+        if self._straight or size < 0:
+            return super().read(size)
+        size = min(size, self._size - self._at)
+        data = bytes(self._next(size)) if size > 0 else b""
+        self._at += len(data)
+        return data
+
     def readinto(self, buffer: Any) -> int:
         wanted = memoryview(buffer).cast("B")
         wanted = wanted[: max(0, self._size - self._at)]
         done = 0
+        while done < len(wanted):
+            if not len(self._held):
+                self._held = memoryview(self._next(len(wanted) - done))
+            taken = self._held[: len(wanted) - done]
+            wanted[done : done + len(taken)] = taken
+            self._held = self._held[len(taken) :]
+            done += len(taken)
+            self._at += len(taken)
+        return done
+
+    def _next(self, size: int) -> Data:
+        """The bytes from here on; at least one."""
         try:
-            while done < len(wanted):
-                if not len(self._held):
-                    self._held = memoryview(self._next(len(wanted) - done))
-                taken = self._held[: len(wanted) - done]
-                wanted[done : done + len(taken)] = taken
-                self._held = self._held[len(taken) :]
-                done += len(taken)
-                self._at += len(taken)
+            return self._fetched(size)
         except Conflict as error:
             raise SourceError(
-                f"reading {self._store.location / self._key}: it was replaced after the source was listed, so its rows may be others; "
+                f"reading {self._store.location / self._key}: it was replaced after the source was listed, so its content may be another; "
                 "run again once it stands still"
             ) from error
         except NotFound as error:
             raise SourceError(
                 f"reading {self._store.location / self._key}: it was there when the source was listed and is gone; run again"
             ) from error
-        return done
 
-    def _next(self, size: int) -> Data:
-        """The bytes from here on; at least one."""
+    def _fetched(self, size: int) -> Data:
         left = self._size - self._at
         if not self._straight:
             return self._store.get(self._key, self._at, min(size, left), if_match=self._etag)

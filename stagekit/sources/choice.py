@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..config import StoreConfig
@@ -16,6 +16,7 @@ from .bucket import Bucket
 from .delimited import Delimited
 from .jsonl import JsonLines
 from .rows import RowRules, RowSource
+from .shelf import Disk, Shelf
 from .table import Table, has_suffix
 from .text import SUFFIX, TextSource
 
@@ -49,7 +50,7 @@ def table_source(
     """
     if source_format not in get_args(SourceFormat):
         raise UsageError(f"source_format: {source_format!r} is not one of {', '.join(get_args(SourceFormat))}")
-    chosen = _by_looking(location) if source_format == "auto" else source_format
+    chosen = _by_looking(location, store) if source_format == "auto" else source_format
     if chosen == "files":
         if options.given:
             raise UsageError(
@@ -57,67 +58,71 @@ def table_source(
                 f"--source-format {' or '.join(_TABLES)} or text"
             )
         return None
-    if not location.is_directory:
-        return _in_bucket(location, chosen, options, on_bad, store)
-    path = location.path
     if chosen == "text":
-        return _text(path, options, on_bad)
-    table = _TABLES[chosen]
-    if os.path.isfile(path) and not has_suffix(path, table.suffixes):
+        return _text(location, options, on_bad, store)
+    path, table = _path(location), _TABLES[chosen]
+    single = has_suffix(path, table.suffixes)
+    if not single and location.is_directory and os.path.isfile(path):
         raise UsageError(
             f"reading {path} as {chosen}: its name does not end with {_either(table.suffixes)}, "
             "by which files are told apart; rename it or link to it"
         )
-    return RowSource(path, table, RowRules(options.key, options.file_columns, options.text_field, on_bad))
-
-
-def _in_bucket(location: Location, chosen: SourceFormat, options: RowOptions, on_bad: OnBad, store: StoreConfig | None) -> Source:
-    """Tables that can be read by ranges. A URL that ends as a table's name does is one table, any other a prefix of tables."""
-    path = str(location)
-    own = next((table for table in _TABLES.values() if has_suffix(path, table.suffixes)), None)
-    if chosen == "text" and own is not None:
-        table: Table = own
-        options = replace(options, text_field=options.text_field or _TEXT_FIELD)
-    elif chosen in ("text", "hf"):
-        raise UsageError(
-            f"reading {location} as {chosen}: text files and Arrow files are read from this machine's disk; copy it here first, or say "
-            "--source-format files to pack the objects below a URL as they are"
-        )
-    else:
-        table = _TABLES[chosen]
-    single = has_suffix(path, table.suffixes)
     rules = RowRules(options.key, options.file_columns, options.text_field, on_bad)
-    return RowSource(path, table, rules, Bucket(location.parent if single else location, store))
+    return RowSource(path, table, rules, _shelf(location, store, single=single))
 
 
-def _text(path: str, options: RowOptions, on_bad: OnBad) -> Source:
-    """Text files, or JSON lines that have a column of text; not both, since their keys and their order have nothing in common."""
-    lines = _TABLES["jsonl"]
+def _path(location: Location) -> str:
+    return location.path if location.is_directory else str(location)
+
+
+def _shelf(location: Location, store: StoreConfig | None, *, single: bool) -> Shelf:
+    """Where the files at ``location`` lie, which is a ``single`` one of them or the folder that holds them."""
+    return Disk() if location.is_directory else Bucket(location.parent if single else location, store)
+
+
+def _text(location: Location, options: RowOptions, on_bad: OnBad, store: StoreConfig | None) -> Source:
+    """Text files, or rows that have a column of text. In a folder not both, since their keys and their order have nothing in common."""
+    path, lines = _path(location), _TABLES["jsonl"]
+    table = next((table for table in _TABLES.values() if has_suffix(path, table.suffixes)), None)
+    ends_as_text = path.lower().endswith(SUFFIX)
+    # What a URL names is told by its end alone.
+    single = not os.path.isdir(path) if location.is_directory else table is not None or ends_as_text
+    shelf = _shelf(location, store, single=single)
     rules = RowRules(options.key, options.file_columns, options.text_field or _TEXT_FIELD, on_bad)
-    if not os.path.isdir(path):
-        table = next((table for table in _TABLES.values() if has_suffix(path, table.suffixes)), None)
+    if single:
         if table is not None:
-            return RowSource(path, table, rules)
-        if os.path.isfile(path) and not path.lower().endswith(SUFFIX):
+            return RowSource(path, table, rules, shelf)
+        if os.path.isfile(path) and not ends_as_text:
             raise UsageError(f"reading {path} as text: its name ends with none of {SUFFIX}, {', '.join(lines.suffixes)}; rename it")
-    elif _holds(path, lines.suffixes):
-        if _holds(path, (SUFFIX,)):
+    else:
+        texts, tables = _holds(path, shelf, lines)
+        if texts and tables:
             raise UsageError(
                 f"reading {path} as text: it holds both {SUFFIX} and {_either(lines.suffixes)} files; shard them one after the other, "
                 f"the latter with --source-format jsonl --text-field {rules.text}"
             )
-        return RowSource(path, lines, rules)
+        if tables:
+            return RowSource(path, lines, rules, shelf)
     if options.given:
         raise UsageError(f"key, file_columns and text_field are for tables, and {path} is read as text files; leave them out")
-    return TextSource(path, on_bad)
+    return TextSource(path, on_bad, shelf, single)
 
 
-def _by_looking(location: Location) -> SourceFormat:
-    if not location.is_directory:
-        return next((name for name, table in _TABLES.items() if has_suffix(str(location), table.suffixes)), "files")
-    path = location.path
-    if os.path.isdir(path):
-        if is_saved_dataset(path):
+def _holds(path: str, shelf: Shelf, table: Table) -> tuple[bool, bool]:
+    """Whether there are text files in a folder, and whether files of ``table`` are."""
+    texts = tables = False
+    for name in shelf.names(path, lambda name: name.startswith(".")):
+        texts = texts or name.lower().endswith(SUFFIX)
+        tables = tables or has_suffix(name, table.suffixes)
+        if texts and tables:
+            break
+    return texts, tables
+
+
+def _by_looking(location: Location, store: StoreConfig | None) -> SourceFormat:
+    path = _path(location)
+    if location.is_directory and os.path.isdir(path):
+        if is_saved_dataset(path, Disk()):
             return "hf"
         kind = _only_kind(path)
         if kind is not None:
@@ -130,7 +135,10 @@ def _by_looking(location: Location) -> SourceFormat:
         return "text"
     if path.lower().endswith(".tar"):
         raise UsageError(f"reading {path}: it is a tar, which has its samples already; stagekit index makes it a data set where it lies")
-    return next((name for name, table in _TABLES.items() if has_suffix(path, table.suffixes)), "files")
+    named = next((name for name, table in _TABLES.items() if has_suffix(path, table.suffixes)), None)
+    if named is None and not location.is_directory and is_saved_dataset(path, Bucket(location, store)):
+        return "hf"
+    return named or "files"
 
 
 def _only_kind(path: str) -> SourceFormat | None:
@@ -152,10 +160,6 @@ def _entries(path: str) -> Iterable[tuple[str, bool]]:
                     yield entry.name, entry.is_file()
     except OSError:
         return  # whoever lists it says so
-
-
-def _holds(path: str, suffixes: tuple[str, ...]) -> bool:
-    return any(has_suffix(name, suffixes) for _, _, names in os.walk(path) for name in names if not name.startswith("."))
 
 
 def _either(suffixes: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ class JsonLines:
     def raw(self) -> bool:
         return True
 
-    def listed(self, folder: str) -> None:  # noqa: ARG002 - a folder of such files says nothing about them
+    def listed(self, folder: str, open_file: Opener) -> None:  # noqa: ARG002 - a folder of such files says nothing about them
         return None
 
     def rows(self, path: str, position: int, line: int, open_file: Opener) -> Iterator[tuple[int, int, Row | BadRow]]:

@@ -540,7 +540,7 @@ class _Scan:
         if not shelf.is_folder(root):
             yield root, None
             return
-        saved = table.listed(root)
+        saved = table.listed(root, shelf.open)
         if saved is not None:
             for name in saved:
                 yield os.path.join(root, name), None

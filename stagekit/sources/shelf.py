@@ -10,7 +10,9 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 from ..errors import SourceError
 from ..store.base import Data
-from .folder import OpenedLate
+from .files import FileRules
+from .folder import FolderSource, OpenedLate
+from .prefix import PrefixSource
 from .table import BadRow, cannot_read
 
 _BUFFER = 2**20
@@ -39,9 +41,12 @@ class Shelf(Protocol):
     def stamp(self, path: str) -> Stamp:
         """Raises ``FileNotFoundError`` when there is no such file, ``SourceError`` when it cannot be told or cannot be read twice."""
 
-    def open(self, path: str, *, straight: bool = True, mark: int | str | None = None) -> BinaryIO:
+    def open(self, path: str, *, straight: bool = True, mark: int | str | None = None, size: int | None = None) -> BinaryIO:
         """The file, to be read from any position. ``straight`` says that it will mostly be read on from there. With ``mark``, one that was
-        replaced since raises ``SourceError`` where the place can tell."""
+        replaced since raises ``SourceError`` where the place can tell. ``size``, where it is known, spares a question."""
+
+    def files(self, path: str, rules: FileRules) -> FolderSource | PrefixSource:
+        """The files below ``path`` as a source of their own."""
 
     def sizes(self) -> Callable[[str], int]:
         """A function that tells the bytes of a file that a row names, with a memory of its own. It raises ``BadRow``."""
@@ -79,8 +84,11 @@ class Disk:
             raise SourceError(f"reading {path}: it is no file that could be read twice; write it to a file first")
         return Stamp(info.st_size, info.st_mtime_ns)
 
-    def open(self, path: str, *, straight: bool = True, mark: int | str | None = None) -> BinaryIO:  # noqa: ARG002 - a disk needs no hint
-        return open(path, "rb", buffering=_BUFFER)  # noqa: PTH123 - the caller's with-block closes it
+    def open(self, path: str, *, straight: bool = True, mark: int | str | None = None, size: int | None = None) -> BinaryIO:  # noqa: ARG002 - a disk is asked when it is read
+        return open(path, "rb", buffering=_BUFFER if straight else -1)  # noqa: PTH123 - the caller's with-block closes it
+
+    def files(self, path: str, rules: FileRules) -> FolderSource:
+        return FolderSource(path, rules)
 
     def sizes(self) -> Callable[[str], int]:
         return _size

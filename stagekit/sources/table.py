@@ -40,8 +40,8 @@ class Table(Protocol):
     def raw(self) -> bool:
         """Whether rows are the bytes of their own JSON, which ``rows`` does not parse."""
 
-    def listed(self, folder: str) -> list[str] | None:
-        """The names of the files in ``folder`` that are one table, in order, when the folder itself says so."""
+    def listed(self, folder: str, open_file: Opener) -> list[str] | None:
+        """The names of the files in ``folder`` that are one table, in order, when a file of the folder says so."""
 
     def rows(self, path: str, position: int, line: int, open_file: Opener) -> Iterator[tuple[int, int, Row | BadRow]]:
         """Every row from a place on: the place's position, its line (from 1), and the row. ``open_file`` opens ``path``.

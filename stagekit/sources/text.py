@@ -5,15 +5,17 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..errors import SourceError
+from ..errors import SourceError, StoreError
 from ..location import Location
+from ..parallel import each
 from ..shards.plan import PlannedSample
 from ..store.base import Data
 from .base import Bad, Listing, OnBad, Payload
-from .files import FileRules
-from .folder import FolderSource
+from .files import FileRules, Files
+from .shelf import Disk, Shelf
+from .table import cannot_read
 
 SUFFIX = ".txt"
 _LOOK = 64 * 1024
@@ -21,7 +23,7 @@ _LOOK = 64 * 1024
 
 @dataclass(frozen=True)
 class TextSource:
-    """The ``.txt`` file at ``path``, or all of them in the folder ``path``. Other files are counted.
+    """All ``.txt`` files in the folder ``path``, or the one file ``path`` if ``single``. Other files are counted.
 
     Blank documents (white space alone, or nothing) are left out and counted. A document that is not UTF-8 raises ``SourceError`` with
     path and position; ``on_bad="skip"`` counts and lists it instead. Dots in a file's name become underscores in its key.
@@ -29,6 +31,8 @@ class TextSource:
 
     path: str
     on_bad: OnBad = "raise"
+    shelf: Shelf = field(default_factory=Disk)
+    single: bool = False
 
     @property
     def name(self) -> str:
@@ -40,32 +44,28 @@ class TextSource:
 
     @property
     def readers(self) -> int:
-        return 1
+        return self.shelf.readers
 
     @property
-    def _folder(self) -> FolderSource:
-        if os.path.isdir(self.path):
-            return FolderSource(self.path, FileRules(dots="rewrite", include=("*.[tT][xX][tT]",), on_bad=self.on_bad))
-        folder, name = os.path.split(self.path)
-        literal = "".join(f"[{character}]" if character in "*?[" else character for character in name)
-        return FolderSource(folder, FileRules(dots="rewrite", include=(literal,), on_bad=self.on_bad))
+    def _folder(self) -> str:
+        return os.path.dirname(self.path) if self.single else self.path
+
+    @property
+    def _rules(self) -> FileRules:
+        return FileRules(dots="rewrite", include=("*.[tT][xX][tT]",), on_bad=self.on_bad)
+
+    def _path(self, sample: PlannedSample) -> str:
+        return os.path.join(self._folder, sample.fields[0].ref)
 
     def listing(self) -> Listing:
-        folder = self._folder
-        listing = folder.listing()
-        if folder.path != self.path:
-            listing.skipped.clear()  # what else lies beside the one file that was named is nobody's question
+        """The start of every document is read, until something is found that is not blank."""
+        listing = self._alone() if self.single else self.shelf.files(self.path, self._rules).listing()
         samples: list[PlannedSample] = []
-        for sample in listing.samples:
-            path = os.path.join(folder.path, sample.fields[0].ref)
-            try:
-                blank = _is_blank(path)
-            except OSError as error:
-                if self.on_bad == "raise":
-                    raise SourceError(f"reading {path}: {error.strerror} (--on-bad skip counts such files and goes on)") from error
-                listing.bad.append(Bad(path, error.strerror or str(error)))
-                continue
-            if blank:
+        looks = each(self._look, listing.samples, threads=self.readers) if self.readers > 1 else map(self._look, listing.samples)
+        for sample, blank in zip(listing.samples, looks, strict=True):
+            if isinstance(blank, Bad):
+                listing.bad.append(blank)
+            elif blank:
                 listing.skipped["blank documents"] += 1
             else:
                 samples.append(sample)
@@ -74,21 +74,43 @@ class TextSource:
         listing.samples = samples
         return listing
 
+    def _alone(self) -> Listing:
+        try:
+            stamp = self.shelf.stamp(self.path)
+        except FileNotFoundError as error:
+            raise cannot_read(self.path, error) from error
+        files = Files(self.path, self._rules)
+        files.add(os.path.basename(self.path), stamp.size, stamp.mark)
+        return files.listing()
+
+    def _look(self, sample: PlannedSample) -> bool | Bad:
+        """Whether the document is blank, or why that cannot be told."""
+        path, planned = self._path(sample), sample.fields[0]
+        try:
+            return self._is_blank(path, planned.size, planned.mark)
+        except SourceError as error:
+            problem: SourceError | StoreError = error
+        except OSError as error:
+            problem = cannot_read(path, error)
+        if isinstance(problem, StoreError):
+            raise problem
+        if self.on_bad == "raise":
+            raise SourceError(f"{problem} (--on-bad skip counts such files and goes on)")
+        return Bad(path, str(problem).removeprefix(f"reading {path}: "))
+
+    def _is_blank(self, path: str, size: int, mark: int | str | None) -> bool:
+        with self.shelf.open(path, straight=False, mark=mark, size=size) as file:
+            while data := file.read(_LOOK):
+                if data.strip():
+                    return False
+        return True
+
     def read(self, sample: PlannedSample) -> Payload:
-        folder = self._folder
-        ((name, size, pieces),) = folder.read(sample)
-        path = os.path.join(folder.path, sample.fields[0].ref)
+        ((name, size, pieces),) = self.shelf.files(self._folder, self._rules).read(sample)
+        path = self._path(sample)
         if isinstance(pieces, tuple):
             return [(name, size, tuple(_utf8(path, pieces)))]
         return [(name, size, _utf8(path, pieces))]
-
-
-def _is_blank(path: str) -> bool:
-    with open(path, "rb") as file:  # noqa: PTH123
-        while data := file.read(_LOOK):
-            if data.strip():
-                return False
-    return True
 
 
 def _utf8(path: str, pieces: Iterable[Data]) -> Iterator[Data]:

@@ -7,6 +7,8 @@ import decimal
 import json
 import subprocess
 import sys
+import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,15 @@ import pyarrow.parquet
 import pytest
 
 from stagekit.errors import MissingExtra, SourceError
+from stagekit.location import Location
+from stagekit.publishing import source_of
 from stagekit.sources.arrow import Arrow, Parquet
+from stagekit.sources.base import Source
+from stagekit.sources.bucket import Bucket
 from stagekit.sources.compressed import opened
 from stagekit.sources.rows import RowRules, RowSource
 from stagekit.sources.shelf import Disk
+from stagekit.store import open_store
 
 from .reading import content
 
@@ -31,7 +38,7 @@ def parquet(path: Path, columns: dict[str, Any] | pyarrow.Table | None = None, *
     return RowSource(str(path), Parquet(), RowRules(**rules))
 
 
-def fails(source: RowSource) -> str:
+def fails(source: Source) -> str:
     with pytest.raises(SourceError) as caught:
         source.listing()
     return str(caught.value)
@@ -116,22 +123,39 @@ def arrow(path: Path, **rules: Any) -> RowSource:
     return RowSource(str(path), Arrow(), RowRules(**rules))
 
 
+@pytest.mark.parametrize("place", ["disk", "bucket"])
 @pytest.mark.parametrize("kind", ["stream", "file"])
-def test_arrow_files_of_both_formats(tmp_path: Path, kind: str) -> None:
-    table = pyarrow.table({"n": list(range(1000))})
+@pytest.mark.parametrize("words", [False, True])
+def test_arrow_files_of_both_formats(tmp_path: Path, kind: str, place: str, words: bool) -> None:
+    """With words in a dictionary that grows, a stream cannot be entered in the middle."""
     write = pyarrow.ipc.new_stream if kind == "stream" else pyarrow.ipc.new_file
-    with write(str(tmp_path / "a.arrow"), table.schema) as writer:
-        writer.write_table(table, max_chunksize=300)
-    found = content(arrow(tmp_path / "a.arrow"), per_shard=170)
-    assert [json.loads(fields["json"])["n"] for fields in found.values() if isinstance(fields, dict)] == list(range(1000))
+    schema = pyarrow.schema([("n", pyarrow.int64()), *([("w", pyarrow.dictionary(pyarrow.int8(), pyarrow.string()))] if words else [])])
+    options = pyarrow.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+    with write(str(tmp_path / "a.arrow"), schema, options=options) as writer:
+        for first in range(0, 1000, 300):
+            numbers = range(first, min(1000, first + 300))
+            columns: list[pyarrow.Array[Any]] = [pyarrow.array(numbers)]
+            if words:
+                known = [f"w{one}" for one in range(first // 300 + 1)]
+                columns.append(pyarrow.DictionaryArray.from_arrays(pyarrow.array([n // 300 for n in numbers], pyarrow.int8()), known))
+            writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+    source = arrow(tmp_path / "a.arrow")
+    if place == "bucket":
+        source = replace(source, shelf=Bucket(Location.parse(tmp_path)))
+    found = content(source, per_shard=170)
+    rows = [json.loads(fields["json"]) for fields in found.values() if isinstance(fields, dict)]
+    assert rows == [{"n": n, "w": f"w{n // 300}"} if words else {"n": n} for n in range(1000)]
 
 
 def test_a_cut_arrow_file(tmp_path: Path) -> None:
     table = pyarrow.table({"n": list(range(1000))})
     with pyarrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
         writer.write_table(table, max_chunksize=300)
-    (tmp_path / "a.arrow").write_bytes((tmp_path / "a.arrow").read_bytes()[:-1500])
+    whole = (tmp_path / "a.arrow").read_bytes()
+    (tmp_path / "a.arrow").write_bytes(whole[:-1500])
     assert "it is damaged, or no file of this kind (" in fails(arrow(tmp_path / "a.arrow"))
+    (tmp_path / "a.arrow").write_bytes(whole[:-8])  # between two messages, where Arrow itself sees nothing wrong
+    assert "it has no end mark after " in fails(arrow(tmp_path / "a.arrow"))
     (tmp_path / "a.arrow").write_bytes(b"nothing")
     assert "it is damaged, or no file of this kind (" in fails(arrow(tmp_path / "a.arrow"))
 
@@ -179,6 +203,24 @@ def test_a_saved_dataset_is_read_as_datasets_would(saved: Path) -> None:
     assert [
         json.loads(fields["json"])["tokens"][0] for fields in content(arrow(saved / "selected")).values() if isinstance(fields, dict)
     ] == [4, 0]
+
+
+def test_a_saved_dataset_behind_a_url(saved: Path) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    store = open_store(url)
+    for path in saved.rglob("*.*"):
+        store.put(path.relative_to(saved).as_posix(), path.read_bytes())
+    for name in ("one", "selected"):
+        source = source_of(f"{url}/{name}")
+        assert isinstance(source, RowSource)
+        assert content(source) == content(arrow(saved / name))
+    message = fails(source_of(f"{url}/split"))
+    assert (
+        message
+        == f"reading {url}/split: it holds several splits (train, test); shard each into a data set of its own, such as {url}/split/train"
+    )
+    store.put("one/state.json", b"[]")
+    assert fails(source_of(f"{url}/one")).startswith(f"reading {url}/one/state.json: it does not list the data set's files")
 
 
 def test_a_saved_dataset_of_several_splits(saved: Path) -> None:

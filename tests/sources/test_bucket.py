@@ -7,12 +7,15 @@ import gzip
 import io
 import json
 import random
+import tracemalloc
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
@@ -22,8 +25,10 @@ from stagekit.dataset import Dataset
 from stagekit.errors import SourceError, UsageError
 from stagekit.location import Location
 from stagekit.publishing import outline, publish, source_of
-from stagekit.sources.bucket import RangedFile
-from stagekit.sources.rows import RowSource
+from stagekit.sources.arrow import Arrow
+from stagekit.sources.bucket import Bucket, RangedFile
+from stagekit.sources.rows import RowRules, RowSource
+from stagekit.sources.text import TextSource
 from stagekit.store import open_store
 from stagekit.store.base import Data, Store, WrappedStore
 
@@ -42,6 +47,14 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     return buffer.getvalue()
 
 
+def arrow(rows: list[dict[str, Any]]) -> bytes:
+    buffer = io.BytesIO()
+    table = pyarrow.Table.from_pylist(rows)
+    with pyarrow.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table, max_chunksize=300)
+    return buffer.getvalue()
+
+
 def csv(rows: list[dict[str, Any]]) -> bytes:
     return ("id,text,label\n" + "".join(f'{row["id"]},"{row["text"]}",{row["label"]}\n' for row in rows)).encode()
 
@@ -52,6 +65,7 @@ TABLES: dict[str, bytes] = {
     "a.csv": csv(ROWS),
     "a.csv.bz2": bz2.compress(csv(ROWS)),
     "a.parquet": parquet(ROWS),
+    "a.arrow": arrow(ROWS),
 }
 
 
@@ -133,7 +147,7 @@ def test_a_prefix_of_tables(url: str, tmp_path: Path) -> None:
     assert there.skipped == {"dot-files": 1, "AppleDouble files": 1, "files of another kind": 1}
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.arrow"])
 def test_a_table_that_is_replaced_ends_the_run(name: str, url: str) -> None:
     store = open_store(url)
     store.put(name, TABLES[name])
@@ -166,6 +180,93 @@ def test_documents_from_a_url(url: str) -> None:
     published = publish(source_of(f"{url}/crawl.jsonl", source_format="text"), f"{url}/out")
     assert [sample["txt"] for sample in Dataset(f"{url}/out")] == [b"one", b"two"]
     assert published.outline.skipped == {"blank documents": 1}
+
+
+TEXTS = {"b.txt": "été", "sub/r.v1.TXT": "one " * 400_000, "sub/blank.txt": " \n" * 50_000, "empty.txt": "", "notes.md": "x", ".h.txt": "x"}
+
+
+def test_text_files_from_a_url(url: str, tmp_path: Path) -> None:
+    store = Counting(open_store(url))
+    for name, text in TEXTS.items():
+        store.put(f"t/{name}", text.encode())
+        (tmp_path / "t" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "t" / name).write_text(text)
+    there = publish(source_of(f"{url}/t", source_format="text"), f"{url}/out")
+    here = publish(source_of(tmp_path / "t", source_format="text"), tmp_path / "out", workers=1)
+    assert there.outline.record == here.outline.record
+    assert there.outline.skipped == {"blank documents": 2, "dot-files": 1, "not matched by an include pattern": 1}
+    assert tree(open_store(f"{url}/out")) == tree(open_store(tmp_path / "out"))
+    assert [sample["txt"].decode() for sample in Dataset(f"{url}/out")] == [TEXTS["b.txt"], TEXTS["sub/r.v1.TXT"]]
+
+    stagekit.shard(f"{url}/t/b.txt", f"{url}/one")
+    assert [(sample["__key__"], sample["txt"]) for sample in Dataset(f"{url}/one")] == [("b", "été".encode())]
+    store.put("t/c.jsonl", b"{}")
+    with pytest.raises(UsageError, match=r"/t as text: it holds both \.txt and \.jsonl"):
+        source_of(f"{url}/t", source_format="text")
+
+
+class Moving(Bucket):
+    """A bucket in which one document goes, and another is replaced, once all are listed."""
+
+    def open(self, path: str, *, straight: bool = True, mark: int | str | None = None, size: int | None = None) -> BinaryIO:
+        store = open_store(self.where)
+        store.delete("a.txt")
+        store.put("b.txt", b"B")
+        return super().open(path, straight=straight, mark=mark, size=size)
+
+
+def test_text_that_is_replaced_or_gone_is_one_bad_document(url: str) -> None:
+    for name in "abc":
+        open_store(url).put(f"{name}.txt", name.encode())
+    source = TextSource(url, "skip", Moving(Location.parse(url)))
+    found = source.listing()
+    assert [sample.key for sample in found.samples] == ["c"]
+    reasons = {bad.path.removeprefix(url): bad.reason for bad in found.bad}
+    assert reasons["/a.txt"] == "it was there when the source was listed and is gone; run again"
+    assert reasons["/b.txt"].startswith("it was replaced after the source was listed")
+    open_store(url).put("a.txt", b"a")
+    with pytest.raises(SourceError, match=r"a\.txt: it was there when the source was listed and is gone; run again \(--on-bad skip"):
+        replace(source, on_bad="raise").listing()
+
+
+def test_a_record_batch_is_read_from_where_it_begins(counting: Counting) -> None:
+    data = arrow(ROWS * 20)
+    counting.put("x", data)
+
+    def opened(path: str, *, straight: bool = True) -> BinaryIO:
+        assert straight
+        return cast("BinaryIO", io.BufferedReader(RangedFile(counting, path, len(data), straight=True), 256 * 1024))
+
+    rows = list(Arrow().rows("x", 0, 1, opened))
+    begin, line, _ = rows[-1]
+    assert [row for row in rows if row[0] == begin] == [*Arrow().rows("x", begin, line - (len(ROWS) * 20 % 300 or 300) + 1, opened)]
+    counting.ranges.clear()
+    list(Arrow().rows("x", begin, 1, opened))
+    assert sum(length or 0 for _, length in counting.ranges) < 256 * 1024 + len(data) - begin + 1
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_memory_does_not_grow_with_a_record_batch(tmp_path: Path, kind: str) -> None:
+    """One of 96 MiB. It waits in a file that is mapped, and few of its rows are Python's values at a time."""
+    table = pyarrow.table({"bin": [bytes([n]) * 2**20 for n in range(96)]})
+    write = pyarrow.ipc.new_stream if kind == "stream" else pyarrow.ipc.new_file
+    with write(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    del table, writer
+    before = pyarrow.total_allocated_bytes()
+    source = RowSource(str(tmp_path / "a.arrow"), Arrow(), RowRules(), Bucket(Location.parse(tmp_path)))
+    tracemalloc.start()
+    try:
+        count = 0
+        for read in source.read_in_order(source.listing().samples[:]):
+            assert isinstance(read, tuple)
+            assert read[1][0][2] == (bytes([count]) * 2**20,)  # type: ignore[index]  # a payload
+            assert pyarrow.total_allocated_bytes() - before < 2**20
+            count += 1
+        assert count == 96
+        assert tracemalloc.get_traced_memory()[1] < 48 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 class Counting(WrappedStore):

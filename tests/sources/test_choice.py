@@ -121,16 +121,20 @@ def test_what_cannot_be_meant(root: Path, name: str, source_format: SourceFormat
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_read_behind_a_url() -> None:
-    with pytest.raises(UsageError, match=r"reading s3://bucket/x as hf: text files and Arrow files are read from this machine's disk"):
-        source_of("s3://bucket/x", source_format="hf")
-    with pytest.raises(UsageError, match=r"reading s3://bucket/x\.txt as text: text files and Arrow files are read from"):
-        source_of("s3://bucket/x.txt", source_format="text")
+def test_behind_a_url_the_name_decides() -> None:
     with pytest.raises(UsageError, match="key, file_columns and text_field are for tables, and s3://bucket/x is read as files"):
         source_of("s3://bucket/x", key="id")
+    with pytest.raises(UsageError, match=r"reading s3://bucket/x\.tar: it is a tar, .* stagekit index"):
+        source_of("s3://bucket/x.tar")
+    with pytest.raises(UsageError, match=r"s3://bucket/x\.txt is read as text files; leave them out"):
+        source_of("s3://bucket/x.txt", text_field="body")
     assert isinstance(source_of("s3://bucket/x.csv", source_format="files"), PrefixSource)
+    above = Bucket(Location.parse("s3://bucket/a"))
     found = source_of("s3://bucket/a/x.csv.gz", key="id")
-    assert found == RowSource("s3://bucket/a/x.csv.gz", Delimited(), RowRules("id"), Bucket(Location.parse("s3://bucket/a")))
+    assert found == RowSource("s3://bucket/a/x.csv.gz", Delimited(), RowRules("id"), above)
+    assert source_of("s3://bucket/a/x.arrow") == RowSource("s3://bucket/a/x.arrow", Arrow(), RowRules(), above)
+    assert source_of("s3://bucket/a", source_format="hf") == RowSource("s3://bucket/a", Arrow(), RowRules(), above)
+    assert source_of("s3://bucket/a/x.TXT") == TextSource("s3://bucket/a/x.TXT", shelf=above, single=True)
 
 
 def test_a_source_that_is_one_already(root: Path) -> None:

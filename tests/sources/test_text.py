@@ -40,11 +40,14 @@ def test_each_file_is_a_document(texts: Path) -> None:
 
 
 def test_one_file(tmp_path: Path) -> None:
-    (tmp_path / "a[1].txt").write_text("one")
-    (tmp_path / "a1.txt").write_text("another")
-    source = TextSource(str(tmp_path / "a[1].txt"))
-    assert read(source) == {"a[1]": {"txt": b"one"}}
+    (tmp_path / "sub").mkdir()
+    for name in ("a[1].txt", "a1.txt", "sub/a[1].txt"):
+        (tmp_path / name).write_text(name)
+    source = TextSource(str(tmp_path / "a[1].txt"), single=True)
+    assert read(source) == {"a[1]": {"txt": b"a[1].txt"}}
     assert not source.listing().skipped
+    with pytest.raises(SourceError, match=r"reading .*/none\.txt: there is no such file; check the path"):
+        TextSource(str(tmp_path / "none.txt"), single=True).listing()
 
 
 def test_blank_documents_alone(tmp_path: Path) -> None:
