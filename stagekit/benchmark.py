@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import shutil
 import threading
 import time
@@ -16,7 +15,7 @@ from .advice import stream_or_copy
 from .config import StoreConfig
 from .dataset import Dataset
 from .errors import UsageError
-from .parallel import each
+from .parallel import cores, each
 from .progress import Message, Subscriber, ignore
 from .shards.index import block_digest
 from .store import Where
@@ -286,6 +285,5 @@ def _cpu_rate(
             if times and times[-1] - start >= seconds:
                 return
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    done = sum(each(work, again(), threads=max(1, min(threads, cores))))
+    done = sum(each(work, again(), threads=max(1, min(threads, cores()))))
     return max(done, 1) / max(max(times) - start, 1e-9)

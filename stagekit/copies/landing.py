@@ -103,9 +103,14 @@ class Landing:
         """Those of ``items`` that no earlier try brought whole. All else that lies in this directory of ours is removed, but ``also``."""
         check_names([*(item.path for item in items), *also], self._name, folds_case=folds_case(self._home))
         wanted = {item.path for item in items}
+        there: set[str] = set()
         for path in self.files.rglob("*"):
-            if (path.is_symlink() or not path.is_dir()) and path.relative_to(self.files).as_posix() not in wanted:
-                path.unlink()
+            if path.is_symlink() or not path.is_dir():
+                name = path.relative_to(self.files).as_posix()
+                if name in wanted:
+                    there.add(name)
+                else:
+                    path.unlink()
         known = self._verified()
 
         def holds(item: Item) -> bool:
@@ -122,8 +127,9 @@ class Landing:
                 return False
             return file_checksum(path, item.expected, Trust()).digest == entry[1]
 
-        there = each(lambda item: (item, holds(item)), items, threads=threads)
-        return [item for item, held in there if not held]
+        found = [item for item in items if item.path in there]
+        whole = {item.path for item, held in zip(found, each(holds, found, threads=threads), strict=True) if held}
+        return [item for item in items if item.path not in whole]
 
     def require(self, size: int, *, what: str) -> None:
         """Nothing when ``size`` more bytes fit. Raises ``OutOfSpace`` with both numbers."""

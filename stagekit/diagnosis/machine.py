@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..parallel import cores
 from ..store.rclone import find_rclone
 from ..transfer.bulk.s5cmd import s5cmd_binary
 
@@ -185,11 +186,11 @@ def read_smi(text: str, *, capability: bool = True) -> tuple[tuple[Gpu, ...], st
 
 
 def _cores() -> float:
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    available = float(cores())
     quota = _words(Path("/sys/fs/cgroup/cpu.max"))
     if len(quota) == 2 and quota[0].isdigit() and int(quota[1]):
-        cores = min(cores, int(quota[0]) / int(quota[1]))
-    return round(cores, 1)
+        available = min(available, int(quota[0]) / int(quota[1]))
+    return round(available, 1)
 
 
 def ram_bytes(root: Path = Path("/")) -> int | None:

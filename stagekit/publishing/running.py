@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from ..errors import StagekitError, UsageError
 from ..location import Location
+from ..parallel import cores
 from ..progress import Subscriber
 from ..units import parse_rate
 from .engines import open_executor
@@ -119,12 +119,11 @@ def worker_count(wanted: int | None, work: Work, destination: Location) -> int:
     """
     if destination.scheme == "memory":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if destination.is_directory:
         useful = int((work.bytes / _BYTES_PER_S + work.fields * _FIELD_S) / _WORTH_S)
     else:
         useful = work.bytes // _WORTH_BYTES
-    return max(1, min(work.jobs, wanted if wanted is not None else min(cores, max(1, useful))))
+    return max(1, min(work.jobs, wanted if wanted is not None else min(cores(), max(1, useful))))
 
 
 class _Inline(Executor):

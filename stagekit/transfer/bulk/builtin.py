@@ -164,7 +164,8 @@ def file_pieces(path: Path) -> Iterator[bytes]:
             raise SourceError(f"reading {path}: it is a symbolic link; remove it and repeat") from error
         raise
     try:
-        while data := os.read(file, _READ):
+        at_once = min(_READ, os.fstat(file).st_size + 1)  # a buffer of pages for a small file costs more than reading it
+        while data := os.read(file, at_once):
             yield data
     finally:
         os.close(file)
