@@ -28,7 +28,7 @@ from .machine import Machine, look_at_machine
 ANSWER_S = 8.0
 """An endpoint that has said nothing by then is called dead."""
 PROBE_S = 45.0
-_CONNECT_S, _READ_S = 4.0, 6.0
+_CONNECT_S, _READ_S = 3.0, 5.0
 _GRACE_S = 30.0
 _MARKS = {"ok": "ok", "note": "note", "bad": "FAIL", "unknown": "?"}
 
