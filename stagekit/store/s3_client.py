@@ -20,6 +20,7 @@ from botocore.config import Config
 from ..config import StoreConfig, environment_fingerprint
 from ..errors import UsageError, WrongCredentials
 from ..location import Location
+from . import expect
 from .s3_errors import VENDOR_ERRORS, Address, redact, translate
 from .traffic import Traffic
 
@@ -150,6 +151,7 @@ def _make(pid: int, location: Location, settings: StoreConfig) -> Client:
     traffic = Traffic(endpoint, settings)
     traffic.watch(api)
     api.meta.events.register("before-sign.s3", _sign_by_md5)
+    expect.register(api.meta.events)
     return Client(pid, api, endpoint, session, settings, profile, traffic)
 
 
