@@ -13,7 +13,6 @@ The kernel drops the locks with the process; what nobody holds any more is remov
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import home_directory
+from .locks import held, is_held
 
 ANSWER_S = 10.0
 """A copy that has not made room by then is not waited for: it hangs, or is stopped."""
@@ -154,16 +154,14 @@ def _held(name: str, values: Mapping[str, int | str]) -> Iterator[None]:
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
     path, fresh = folder / name, folder / f".{name}"
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        os.write(handle, json.dumps(values).encode())
-        fresh.rename(path)  # only now does anybody look at it
-        yield
-    finally:
-        for one in (fresh, path):
-            one.unlink(missing_ok=True)
-        os.close(handle)
+    with held(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
+        try:
+            os.write(handle, json.dumps(values).encode())
+            fresh.rename(path)  # only now does anybody look at it
+            yield
+        finally:
+            for one in (fresh, path):
+                one.unlink(missing_ok=True)
 
 
 def _living(suffix: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -175,15 +173,12 @@ def _living(suffix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for entry in entries:
         if entry.name.startswith(".") or os.path.splitext(entry.name)[1] != suffix:
             continue
+        path = Path(entry.path)
         with suppress(FileNotFoundError):
-            handle = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                Path(entry.path).unlink(missing_ok=True)  # whoever made it is dead
-            except BlockingIOError:
-                yield entry.name, json.loads(os.read(handle, 1000))
-            finally:
-                os.close(handle)
+            if is_held(path):
+                yield entry.name, json.loads(path.read_bytes())
+            else:
+                path.unlink()  # whoever made it is dead
 
 
 def _folder() -> Path:

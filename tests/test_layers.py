@@ -23,6 +23,7 @@ LEVELS = {
     "location": 0,
     "config": 0,
     "folders": 0,
+    "locks": 0,
     "processes": 0,
     "progress": 0,
     "mounts": 0,

@@ -14,7 +14,6 @@ and the object is still the one it was.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import OutOfSpace, UsageError
+from ..locks import hold
 from ..parallel import each
 from ..transfer.bulk.base import Item
 from ..transfer.bulk.builtin import Trust, file_checksum
@@ -60,19 +60,14 @@ class Landing:
         while True:
             self._make_home()
             try:
-                handle = os.open(self._home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                self._handle = hold(self._home, os.O_DIRECTORY | os.O_NOFOLLOW)
+                break
+            except FileNotFoundError:
+                continue  # somebody else has finished meanwhile, and removed it
             except NotADirectoryError:
                 raise UsageError(f"pulling to {self.target}: {self._home} is in the way, a file or link; remove it") from None
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Somebody else may have finished, and removed the directory, between our open and our lock.
-                if self._home.exists() and os.path.samestat(os.fstat(handle), self._home.stat()):
-                    break
-                os.close(handle)
             except BlockingIOError:
-                os.close(handle)
                 raise UsageError(f"another pull to {self.target} is running; wait for it, or give another directory") from None
-        self._handle = handle
         self.files.mkdir(exist_ok=True)
         return self
 

@@ -23,6 +23,8 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from ..locks import hold, is_at
+
 SHARED_MEMORY = Path("/dev/shm")
 LOCALS = "locals"
 MARK = "stagekit"
@@ -41,12 +43,8 @@ def mark(number: int, folder: Path = SHARED_MEMORY) -> None:
     path = folder / f"{number:06}_{MARK}"
     with suppress(OSError):
         identity = _identity(folder / f"{number:06}_{LOCALS}")
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if _is_at(descriptor, path):
-                break
-            os.close(descriptor)  # somebody removed the mark of an earlier dataset with this number
+        # Somebody may be about to remove the mark of an earlier dataset with this number.
+        descriptor = hold(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, shared=True, wait=True)
         os.pwrite(descriptor, identity, 0)
         _marks.append((os.getpid(), descriptor, path))
 
@@ -56,8 +54,8 @@ def _unmark() -> None:
     for process, descriptor, path in _marks:
         with suppress(OSError):  # another rank has it still
             if process == os.getpid():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(descriptor, path):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # instead of the shared one that it has
+                if is_at(descriptor, path):
                     path.unlink()
 
 
@@ -117,19 +115,17 @@ def _lock_mark(folder: Path, number: str, held: ExitStack) -> bool | None:
     """Whether the processes that marked the dataset are dead, which holds until ``held`` ends. ``None`` when it has no mark of its own."""
     path = folder / f"{number}_{MARK}"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = hold(path, os.O_RDWR | os.O_NOFOLLOW)
+    except BlockingIOError:
+        return False
     except OSError:
         return None
     held.callback(os.close, descriptor)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    try:
         identity = _identity(folder / f"{number}_{LOCALS}")
     except OSError:
         return None
-    return True if os.pread(descriptor, len(identity) + 1, 0) == identity and _is_at(descriptor, path) else None
+    return True if os.pread(descriptor, len(identity) + 1, 0) == identity else None
 
 
 def _lease(path: Path, held: ExitStack) -> bool:
@@ -176,10 +172,3 @@ def _directories(data: bytes) -> list[str]:
 def _identity(path: Path) -> bytes:
     """What tells an object from a later one of the same name."""
     return f"{path.stat().st_ino:020}".encode()
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether ``path`` is still the file that is open."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -10,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from ..locks import held
 
 _PREFIX = "stagekit-mds-"
 _YOUNG_S = 60.0  # a folder of this age may be about to be locked by whoever has just made it
@@ -24,13 +25,11 @@ def scratch_folder(*, parent: Path | None = None, clock: Callable[[], float] = t
     where = parent or Path(tempfile.gettempdir())
     _remove_abandoned(where, clock())
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where))
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
+    with held(folder, wait=True):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_abandoned(where: Path, now_s: float) -> None:
@@ -39,9 +38,5 @@ def _remove_abandoned(where: Path, now_s: float) -> None:
             info = folder.lstat()
             if info.st_uid != os.getuid() or now_s - info.st_mtime < _YOUNG_S:
                 continue
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with held(folder, os.O_NOFOLLOW | os.O_DIRECTORY):
                 shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from ..errors import (
     OutOfSpace,
     UsageError,
 )
+from ..locks import hold
 from ..progress import Message, Progress, Stage, Subscriber, ignore
 from ..store.base import Store
 from ..transfer.fetch import fetch_file
@@ -187,15 +187,9 @@ def _lives(pid: int) -> bool:
 def _lock(directory: Path) -> int | None:
     """``directory`` open and locked until it is closed or this process ends; ``None`` when another has it, or that cannot be told."""
     try:
-        file = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+        return hold(directory)
     except OSError:
         return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        return None
-    return file
 
 
 def _check_space(checkpoint: Checkpoint, directory: Path) -> None:

@@ -6,7 +6,6 @@ as long as ``stagekit run`` or its command lives: the kernel drops it with them,
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from ..config import StoreConfig, home_directory
 from ..errors import ManifestError
 from ..folders import paths_in
+from ..locks import hold, is_held
 from ..processes import Process
 from ..runs.layout import seal, unseal
 from .survivors import survivors
@@ -54,13 +54,7 @@ class Note:
     def hold(self) -> int:
         """Take the lock, for as long as the file that is returned is open somewhere. Raises ``OSError`` when it cannot be taken."""
         self._lock.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            raise
-        return file
+        return hold(self._lock, os.O_RDWR | os.O_CREAT)
 
     def is_over(self) -> bool:
         """Whether neither ``stagekit run`` nor anything that its command started lives any more."""
@@ -69,16 +63,9 @@ class Note:
     def is_guarded(self) -> bool:
         """Whether ``stagekit run`` lives, or what ends its command when that was killed."""
         try:
-            file = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)
+            return is_held(self._lock)
         except FileNotFoundError:
             return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(file)
-        return False
 
     @property
     def alive(self) -> list[int]:

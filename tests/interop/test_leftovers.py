@@ -22,12 +22,12 @@ NAMES = ("locals", "next_epoch")
 # It holds the objects as Python's SharedMemory does ("opened"), by a mapping whose file is closed ("mapped"), or by marks, as a run that
 # mosaicml() started does ("marked", which ends well, and "killed"); or it leaves its marks to a child that was forked ("forked").
 _HOLDER = """
-import importlib.util, mmap, os, sys
+import mmap, os, sys, types
 from pathlib import Path
 how, held = sys.argv[1], []
-spec = importlib.util.spec_from_file_location("leftovers", sys.argv[2])  # without its package, which loads PyTorch
-leftovers = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(leftovers)
+sys.modules["stagekit.interop"] = package = types.ModuleType("stagekit.interop")  # without what it imports, which loads PyTorch
+package.__path__ = [os.path.dirname(sys.argv[2])]
+from stagekit.interop import leftovers
 for path in map(Path, sys.argv[3:]):
     if how in ("marked", "killed", "forked"):
         leftovers.mark(int(path.name[:6]), path.parent)
