@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ..config import StoreConfig
 from ..contents import absent, checkpoint_at, kind_of, refuse_selector
 from ..dataset import with_shards
-from ..errors import BadDigest, CheckpointError, Conflict, InvalidReply, ManifestError, NotFound, StoreError, UsageError
+from ..errors import BadDigest, CheckpointError, Conflict, Denied, InvalidReply, ManifestError, NotFound, StoreError, UsageError
 from ..location import Location
 from ..mounts import refuse_mount
 from ..pace import Pace
@@ -22,10 +22,11 @@ from ..progress import Message, Progress, Subscriber, ignore
 from ..runs.layout import Checkpoint, Selector, parse_reference
 from ..runs.restore import damage_named, first_taken, stamp
 from ..saves.pulled import note_pulled
+from ..shards.digests import digests_bytes, digests_from_bytes
 from ..shards.index import BlockTable
-from ..shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, wids_json
+from ..shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, samples_name, wids_json
 from ..store import Where, open_store
-from ..store.base import Store
+from ..store.base import ObjectInfo, Store
 from ..store.extras import list_strictly
 from ..store.paced import PacedStore
 from ..transfer.bulk.base import Item, place_of
@@ -99,11 +100,17 @@ class _Job:
     items: list[Item]
     known: dict[str, bytes] = field(default_factory=dict)
     """Files whose content is here already."""
+    sample_digests: dict[str, int] = field(default_factory=dict)
+    """Of how many samples a file among ``items`` has the digests. It carries its own checksum, and no reader needs it."""
     step: int | None = None
 
     @property
     def total(self) -> int:
         return sum(item.size for item in self.items) + sum(map(len, self.known.values()))
+
+    def unproven(self, items: Iterable[Item]) -> int:
+        """Of how many of ``items`` nothing but the size can be compared."""
+        return sum(item.sha256 is None and not item.expected.has_md5 and item.path not in self.sample_digests for item in items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,20 +271,29 @@ def _pull_dataset(store: Store, target: Path, config: StoreConfig | None, option
         data = manifest.to_bytes()
     items: list[Item] = []
     known: dict[str, bytes] = {}
-    for shard, table, index_size in each(lambda shard: _side_files(store, shard), manifest.shards, threads=options.threads):
+    sample_digests: dict[str, int] = {}
+    for shard, table, index_size, digests in each(lambda shard: _side_files(store, shard), manifest.shards, threads=options.threads):
         blocks, index = blocks_name(shard.name), index_name(shard.name)
         known[blocks] = table
         parsed = BlockTable.from_bytes(table, source=str(store.location / blocks))
         items.append(Item(shard.name, shard.name, shard.bytes, sha256=shard.sha256, blocks=parsed))
         items.append(Item(index, index, index_size, sha256=shard.idx_sha256))
+        if digests is not None:
+            items.append(Item(digests.key, digests.key, digests.size, digests.etag))
+            sample_digests[digests.key] = shard.samples
     known |= {WIDS: wids_json(manifest), MANIFEST: data}
-    return _run(_Job(name, store, target, "dataset", options, items, known))
+    return _run(_Job(name, store, target, "dataset", options, items, known, sample_digests))
 
 
-def _side_files(store: Store, shard: ShardRecord) -> tuple[ShardRecord, bytes, int]:
-    """The shard's block table, compared with the manifest, and the size of its index."""
+def _side_files(store: Store, shard: ShardRecord) -> tuple[ShardRecord, bytes, int, ObjectInfo | None]:
+    """The shard's block table, compared with the manifest, the size of its index, and the digests of its samples where there are any."""
     table = fetch_object(store, blocks_name(shard.name), sha256=shard.blocks_sha256)
-    return shard, bytes(table), store.head(index_name(shard.name)).size
+    digests: ObjectInfo | None = None
+    with suppress(NotFound, Denied):  # which of the two it is, keys that may not list are not told; no reader needs it
+        digests = store.head(samples_name(shard.name))
+    if digests is not None and digests.size != digests_bytes(shard.samples):
+        digests = None
+    return shard, bytes(table), store.head(index_name(shard.name)).size, digests
 
 
 def _linked(pulled: Pulled, link: HubLink | None, on_event: Subscriber) -> Pulled:
@@ -307,11 +323,11 @@ def _run(job: _Job) -> Pulled:
     writes = {path: data for path, data in job.known.items() if path not in there.same}
     if filled and not wanted and not writes and not there.strange:
         job.options.on_event(Message(f"{job.target} holds {job.name} already"))
-        return _result(job, 0, _static_unproven(job.items), 0)
+        return _result(job, 0, job.unproven(job.items), 0)
     removed = sorted(there.strange) if job.options.delete else []
     if job.options.delete:
         announce(removed, sorted(there.differing), str(job.target), job.options.on_event)
-    unproven = _static_unproven(job.items)
+    unproven = job.unproven(job.items)
     with Landing(job.target, job.name) as landing:
         missing = landing.missing(wanted, also=writes, threads=min(job.options.threads, 4))
         needed = sum(item.size for item in missing) + sum(map(len, writes.values()))
@@ -330,7 +346,7 @@ def _run(job: _Job) -> Pulled:
                 if room is not None and room.overrun:
                     raise room.refusal() from error  # it was removed to make room
                 raise
-            unproven += arrived_unproven - _static_unproven(missing)
+            unproven += arrived_unproven - job.unproven(missing)
         if not filled:
             if job.step is not None:
                 stamp(landing.files, job.step)
@@ -366,9 +382,11 @@ def _fetch(job: _Job, landing: Landing, missing: Sequence[Item], room: Room | No
 
     def accept(item: Item, path: Path, checksum: Checksum) -> None:
         nonlocal unproven
+        samples = job.sample_digests.get(item.path)
+        proven = checksum.finding == "proven" or (samples is not None and digests_from_bytes(path.read_bytes(), samples) is not None)
         landing.accept(item, path, checksum)
         with lock:
-            unproven += checksum.finding != "proven"
+            unproven += not proven
 
     fetch_items(
         job.store,
@@ -388,10 +406,6 @@ def _fetch(job: _Job, landing: Landing, missing: Sequence[Item], room: Room | No
 def _result(job: _Job, fetched: int, unproven: int, removed: int, engine: str = "builtin") -> Pulled:
     files = len(job.items) + len(job.known)
     return Pulled(job.name, job.kind, str(job.target), files, job.total, fetched, job.step, engine, removed, unproven)
-
-
-def _static_unproven(items: Sequence[Item]) -> int:
-    return sum(item.sha256 is None and not item.expected.has_md5 for item in items)
 
 
 def _compare(job: _Job) -> _There:
@@ -429,7 +443,7 @@ def _refuse(job: _Job, there: _There, filled: bool) -> None:
                 f"{doing}: the directory is not empty and {path} differs; give a new or empty directory, remove this one, or have it "
                 "replaced with --delete"
             )
-        if path not in there.same:
+        if path not in there.same and path not in job.sample_digests:
             if job.kind != "objects":
                 raise UsageError(
                     f"{doing}: the directory is not empty and {path} is missing; give a new or empty directory, or remove this one"

@@ -51,10 +51,15 @@ class SampleDigests:
         return body + xxhash.xxh3_128_digest(body)
 
 
+def digests_bytes(samples: int) -> int:
+    """The size of the ``.samples`` file of a shard with that many samples."""
+    return _HEAD.size + 8 * samples + _DIGEST_BYTES
+
+
 def digests_from_bytes(data: Data, samples: int) -> list[int] | None:
     """The digests in a ``.samples`` file of a shard with that many samples; ``None`` when it is damaged, of another version or shard."""
     raw = bytes(data)
-    if len(raw) != _HEAD.size + 8 * samples + _DIGEST_BYTES or xxhash.xxh3_128_digest(raw[:-_DIGEST_BYTES]) != raw[-_DIGEST_BYTES:]:
+    if len(raw) != digests_bytes(samples) or xxhash.xxh3_128_digest(raw[:-_DIGEST_BYTES]) != raw[-_DIGEST_BYTES:]:
         return None
     if _HEAD.unpack_from(raw) != (_MAGIC, _VERSION, samples):
         return None

@@ -26,7 +26,9 @@ from stagekit.errors import (
     UsageError,
 )
 from stagekit.progress import Event, Message, Progress
+from stagekit.publishing import ShardWriter
 from stagekit.report import ls
+from stagekit.shards.manifest import samples_name
 from stagekit.store import open_store
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
@@ -196,6 +198,54 @@ def test_a_data_sets_pull_that_broke_goes_on_and_fetches_nothing_twice(url: str,
     assert manifest.shards[2].name in fetched
     assert manifest.shards[0].name not in fetched
     assert "stranger" not in contents(tmp_path / "digits")
+
+
+@pytest.mark.parametrize("etags", [True, False])
+def test_the_digests_of_samples_come_too_where_there_are_any(tmp_path: Path, etags: bool) -> None:
+    """They carry their own checksum, which counts where the store has none, and let a full verification of the copy name the sample."""
+    url = f"memory://staging-{next(_numbers)}/run" if etags else str(tmp_path / "published")
+    with ShardWriter(url, samples_per_shard=3) as writer:
+        for number in range(9):
+            writer.write({"__key__": f"{number}", "txt": f"number {number}"})
+    store = open_store(url)
+    names = [samples_name(record.name) for record in writer.dataset.shards]
+    pulled = pull(url, tmp_path / "copy")
+    there = {info.key: bytes(store.get(info.key)) for info in store.list()}
+    assert names[0] in there
+    assert contents(tmp_path / "copy") == there
+    assert "14 files" in pulled.line
+    assert ", every byte verified" in pulled.line
+
+    with (tmp_path / "copy" / writer.dataset.shards[1].name).open("r+b") as file:
+        file.seek(4 * 512 + 100)
+        file.write(b"x")
+    (fault,) = verify(tmp_path / "copy", deep=True).faults
+    assert fault.samples == (2,)
+
+    # A copy from before, and a data set without one of them, are whole as they are.
+    shutil.rmtree(tmp_path / "copy")
+    store.delete(names[1])
+    pull(url, tmp_path / "copy")
+    assert contents(tmp_path / "copy").keys() == there.keys() - {names[1]}
+    store.put(names[1], there[names[1]])
+    assert pull(url, tmp_path / "copy").fetched_bytes == len(there[names[1]])
+    assert contents(tmp_path / "copy") == there
+
+    # One that is damaged where it lies is no more than it is there, and the sentence says so where no etag vouches for the copy.
+    store.put(names[0], there[names[0]][:-1] + b"!")
+    again = pull(url, tmp_path / "again")
+    assert again.unproven == (0 if etags else 1)
+    store.put(names[0], b"of another shard")
+    assert names[0] not in contents(tmp_path / pull(url, tmp_path / "third").directory)
+
+
+def test_keys_that_may_not_list_get_a_data_set_without_the_digests_of_samples(tmp_path: Path, url: str) -> None:
+    with ShardWriter(url) as writer:
+        writer.write({"__key__": "a", "txt": "a"})
+    store = FaultStore(open_store(url))
+    store.fail("head", Denied("HEAD: 403"), "shards/000000.samples")
+    pull(store, tmp_path / "copy")
+    assert contents(tmp_path / "copy").keys() == {info.key for info in open_store(url).list()} - {"shards/000000.samples"}
 
 
 def test_a_damaged_data_set_is_refused_with_the_shards_name(url: str, tmp_path: Path) -> None:
