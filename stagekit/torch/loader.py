@@ -26,7 +26,7 @@ from .collate import collate as default_collate
 from .decode import Decode
 from .pipeline import Ahead, Pipeline
 from .plan import AnyReader, Made, Plan, Receipt, Source, Transform, receipt_of
-from .ranks import check_ranks, find_ranks, ranks_known
+from .ranks import World
 from .workers import Workers
 
 _AHEAD = 8  # batches that only have to be put together
@@ -118,7 +118,7 @@ class StreamLoader:
             check_whole(virtual_ranks, name="virtual_ranks", minimum=1)
         if not callable(collate):
             raise UsageError(f"collate: {collate!r} is no function of a list of samples")
-        check_ranks(rank, world_size)
+        self._world = World(rank, world_size)
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.virtual_ranks = virtual_ranks
@@ -144,14 +144,13 @@ class StreamLoader:
         )
         self._assembly = Assembly(collate, batch_size, drop_last)
         self._threads, self._workers = threads, workers
-        self._rank, self._world_size = rank, world_size
         self._pin = pin_memory and torch.cuda.is_available()
         self._position = Position()
         self._resumed = False
         self._iteration: object = None
         self._warned = False
         # Before the process group is there, the world is not known yet, and what depends on it is checked when iteration begins.
-        self._plan.budgets(self._cut()[2] if ranks_known(rank) else 1)
+        self._plan.budgets(self._cut()[2] if self._world.is_known else 1)
         if isinstance(self.dataset, Tars):
             if virtual_ranks is not None:
                 raise UsageError("virtual_ranks: plain tars are divided whole; index them first (`stagekit index`)")
@@ -175,8 +174,7 @@ class StreamLoader:
         Nobody needs to call this: epochs follow each other. Lightning and the ``Trainer`` of transformers do, since they count epochs
         themselves, and go on with the right one although they restore no loader between two epochs.
         """
-        if epoch < 0:
-            raise UsageError(f"epoch: {epoch} is below 0")
+        check_whole(epoch, name="epoch", minimum=0)
         if epoch != self._position.epoch:
             self._position = Position(epoch)
             self._resumed = True
@@ -236,7 +234,7 @@ class StreamLoader:
 
     def _cut(self) -> tuple[int, int, int]:
         """Into how many shares the data is cut, how many samples of each go into a batch, and how many of them this rank reads."""
-        _, world = find_ranks(self._rank, self._world_size)
+        _, world = self._world.find()
         shares = self.virtual_ranks or world
         if shares % world:
             raise UsageError(
@@ -252,7 +250,7 @@ class StreamLoader:
         return shares, self.batch_size // lanes, lanes
 
     def _warn_if_empty(self, dataset: Dataset | Mix) -> None:
-        _, world = find_ranks(self._rank, self._world_size)
+        _, world = self._world.find()
         total = format_count(len(dataset))
         if self._warned or not self.drop_last or self._position.cuts or len(dataset) // world >= self.batch_size:
             return
@@ -334,7 +332,7 @@ class StreamLoader:
     def _open(self, position: Position) -> _Batches | _TarBatches:
         """What is left of an epoch for this rank."""
         plan, dataset = self._plan, self.dataset
-        rank, world = find_ranks(self._rank, self._world_size)
+        rank, world = self._world.find()
         shares, per_share, lanes = self._cut()
         if isinstance(dataset, Tars):
             tar_reader = plan.tar_reader(
@@ -352,7 +350,7 @@ class StreamLoader:
         """What makes batches of ``source`` ahead of the trainer; ``None`` when it is to wait for each."""
         make = self._plan.make
         if self._workers:
-            rank, _ = find_ranks(self._rank, self._world_size)
+            rank, _ = self._world.find()
             text = f"{self._plan.seed} {position.epoch} {rank}"
             return Workers(
                 source,

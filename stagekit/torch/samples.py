@@ -24,7 +24,7 @@ from ..units import check_whole
 from .decode import Decode
 from .doubled import refuse_double_split
 from .plan import AnyReader, Made, Plan, Receipt, Source, Transform, receipt_of
-from .ranks import check_ranks, find_ranks
+from .ranks import World
 from .turns import Turns
 
 _GROUP = 64
@@ -74,7 +74,7 @@ class StreamDataset(IterableDataset[Any]):
         on_event: Subscriber = ignore,
     ) -> None:
         check_whole(batch_size, name="batch_size", minimum=1)
-        check_ranks(rank, world_size)
+        self._world = World(rank, world_size)
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.receipt: Receipt | None = None
@@ -95,7 +95,6 @@ class StreamDataset(IterableDataset[Any]):
             store=store,
             on_event=on_event,
         )
-        self._rank, self._world_size = rank, world_size
         self._turns = Turns()
         self._worker_turns = 0
         self._own: dict[str, Any] | None = None
@@ -115,14 +114,13 @@ class StreamDataset(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration read ``epoch`` from its beginning, also in workers that live already."""
-        if epoch < 0:
-            raise UsageError(f"epoch: {epoch} is below 0")
+        check_whole(epoch, name="epoch", minimum=0)
         self._refuse_double_split()  # Accelerate calls this on every rank, also where workers do the reading
         self._turns.set_next(epoch)
 
     def __len__(self) -> int:
         """Samples that this rank gives in a whole epoch. ``TypeError`` for plain tars, whose samples nobody has counted."""
-        rank, world = find_ranks(self._rank, self._world_size)
+        rank, world = self._world.find()
         return size(self._share(Position(), rank, world))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,7 +128,7 @@ class StreamDataset(IterableDataset[Any]):
         if multiprocessing.context.get_spawning_popen() is not None:
             # For a worker that is started anew. It knows neither the process group nor who started it.
             self._refuse_double_split()
-            state["_rank"], state["_world_size"] = find_ranks(self._rank, self._world_size)
+            state["_world"] = World(*self._world.find())
         return state
 
     def __getitem__(self, index: object) -> Any:
@@ -167,7 +165,7 @@ class StreamDataset(IterableDataset[Any]):
             self._turns.set_next(loaded.position.epoch, dict(state))
 
     def _refuse_double_split(self) -> None:
-        _, world = find_ranks(self._rank, self._world_size)
+        _, world = self._world.find()
         refuse_double_split(world, str(self.dataset.location))
 
     def _share(self, position: Position, rank: int, world: int) -> Intervals:
@@ -208,7 +206,7 @@ class StreamDataset(IterableDataset[Any]):
                         f"the state was saved by worker {saved_worker} of {saved_workers} and is loaded by worker {worker} of {workers}; "
                         f"use num_workers={saved_workers} again, or stagekit.torch.StreamLoader, whose state does not depend on workers"
                     )
-        rank, world = find_ranks(self._rank, self._world_size)
+        rank, world = self._world.find()
         before = plan.usage()
         reader, due = self._open(position, skip, rank, world, worker, workers)
         made, taken, delivered, waited_s = Made(), 0, 0, 0.0
