@@ -12,7 +12,7 @@ from .location import Location
 from .runs import catalog
 from .runs.layout import RUN_JSON, Checkpoint, Selector, parse_reference
 from .shards.manifest import MANIFEST
-from .store.base import Store
+from .store.base import Store, exists
 
 Kind = Literal["dataset", "run"]
 
@@ -64,15 +64,6 @@ def refuse_selector(url: str, asked: str, doing: str) -> None:
     """Nothing when ``asked`` is ``url``. Raises ``CheckpointError`` when it names a checkpoint of ``url``, where a data set lies."""
     if asked != url:
         raise CheckpointError(f"{doing} {asked}: {url} is a data set, and only a run has checkpoints; name {url} alone")
-
-
-def exists(store: Store, key: str) -> bool:
-    """Whether the object is there. Raises what ``head`` raises when that cannot be told."""
-    try:
-        store.head(key)
-    except NotFound:
-        return False
-    return True
 
 
 def checkpoint_at(store: Store, selector: Selector) -> Checkpoint:

@@ -442,7 +442,8 @@ class _Loop:
             text = f"{where} was saved by fewer ranks and has no random state for rank {self.ranks.rank}, which keeps its own"
             self.run._on_event(Message(text, "warning"))
         if self.ranks.rank == 0:
-            self.run._on_event(Message(f"going on at {where} (epoch {self.epoch})"))
+            # At a level that is seen where logging was not set up: nothing else tells a resumed training from a new one.
+            self.run._on_event(Message(f"going on at {where} (epoch {self.epoch})", "warning"))
 
     def _load_item(self, directory: Path, name: str, item: Stateful, where: str) -> None:
         plain, pickled = directory / _LOADER, directory / f"{name}.pt"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..config import StoreConfig
-from ..contents import exists, kind_of
+from ..contents import kind_of
 from ..errors import ManifestError
 from ..parallel import each
 from ..progress import Subscriber, ignore
@@ -17,7 +17,7 @@ from ..runs.catalog import Catalog
 from ..runs.layout import CHECKPOINTS, RUN_JSON, Checkpoint
 from ..shards.manifest import MANIFEST, Manifest
 from ..store import Where, open_store
-from ..store.base import Store
+from ..store.base import Store, exists
 from ..store.below import Below
 from ..units import counted, format_count, format_size
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ..errors import CheckpointError, DamagedCheckpoint, NotFound, UsageError
+from ..errors import CheckpointError, DamagedCheckpoint, UsageError
 from ..parallel import each
 from ..progress import Message, Stage, Subscriber, ignore
-from ..store.base import OpenUpload, Store
+from ..store.base import OpenUpload, Store, exists
 from ..transfer.put import put_object
 from . import catalog, lease
 from .layout import CHECKPOINTS, Checkpoint, CheckpointName, SupersededRecord
@@ -125,7 +125,7 @@ def plan(
     current = sys.maxsize if over else lease.look(store).highest  # the generation that may still be at work
     for name in found.uncommitted:
         left = list(store.list(name.folder))
-        if _exists(store, name.superseded_key) or (
+        if exists(store, name.superseded_key) or (
             leftovers_before_s is not None
             and name.generation < current
             and all(info.modified_s is not None and info.modified_s < leftovers_before_s for info in left)
@@ -177,14 +177,6 @@ def _newest_whole(store: Store, checkpoints: Sequence[Checkpoint], whole: Collec
 
 def _below(store: Store, folder: str) -> dict[str, int]:
     return {info.key: info.size for info in store.list(folder)}
-
-
-def _exists(store: Store, key: str) -> bool:
-    try:
-        store.head(key)
-        return True
-    except NotFound:
-        return False
 
 
 def _is_abandoned(upload: OpenUpload, current: int, before_s: float) -> bool:

@@ -14,17 +14,17 @@ from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
 from ..config import StoreConfig, home_directory, process_rank
-from ..errors import NotFound, OutOfSpace, StagekitError, UsageError
+from ..errors import OutOfSpace, StagekitError, StoreError, UsageError
 from ..location import Location
 from ..progress import Event, Message, Subscriber
 from ..shards.manifest import MANIFEST
 from ..store import Where, open_store
-from ..store.base import Store
+from ..store.base import Store, exists
 from ..units import format_duration, format_size, parse_duration, parse_size
 from . import catalog, ending, identity, lease, traffic
 from .heartbeat import Pulse
 from .home import remember
-from .layout import Checkpoint, Metrics, Selector, check_step
+from .layout import RUN_JSON, Checkpoint, Metrics, Selector, check_step
 from .restore import refuse_target, restore
 from .retention import Policy
 from .spool import Entry, Spool, default_dir
@@ -132,6 +132,7 @@ class Run:
         self._spool: Spool | None = None
         self._uploader: Uploader | None = None
         self._watched: set[Path] = set()
+        self._submitted: set[Path] = set()
         self._resumed: Checkpoint | None = None
         self._dataset: str | None = None
         self._datasets: dict[str, str] = {}
@@ -234,6 +235,8 @@ class Run:
         check_step(step)
         source = Path(directory).expanduser().absolute()
         spool, uploader = self._begin()
+        if source not in self._watched:
+            self._submitted.add(source)
         self.watch(source)
         entry = self._entry(uploader, step, epoch, metrics, final)
         entry.identity = {name: value for name, value in {**entry.identity, **made_with}.items() if value is not None}
@@ -374,7 +377,7 @@ class Run:
             self._on_event(Message(f"starting from scratch, as allow_fresh says, although {error}", "warning"))
             return None
         if found is None:
-            self._refuse_dataset()
+            self._refuse_misplaced()
         else:
             try:
                 self.go_on_with(found)
@@ -423,6 +426,7 @@ class Run:
             return
         self._closed = True
         ending.forget(self)
+        self._forget_rotated()
         uploader, spool = self._uploader, self._spool
         try:
             uploader.drain(self._drain_s)
@@ -487,23 +491,42 @@ class Run:
         return self._opened
 
     def _store_to_write(self) -> Store:
-        """The store, after a look that no data set lies there: what a run writes below one could be seen by nobody."""
+        """The store, after a look that a run may lie there."""
         if not self._looked:
-            self._refuse_dataset()
+            self._refuse_misplaced()
             self._looked = True
         return self._store
 
-    def _refuse_dataset(self) -> None:
-        try:
-            self._store.head(MANIFEST)
-        except NotFound:
-            return
+    def _refuse_misplaced(self) -> None:
+        """Nothing when no data set lies here, and a new run is in no other run or data set. Raises ``UsageError``: what lay there would
+        be shown by no command."""
         location = self._location
-        other = (location if location.path in ("", "/") else location.parent) / "runs" / "first"
-        self._misplaced = UsageError(
-            f"saving to {self.url}: it is a data set, as it holds {MANIFEST}; give the run a URL of its own, such as {other}"
-        )
-        raise self._misplaced
+        if exists(self._store, MANIFEST):
+            other = (location if location.path in ("", "/") else location.parent) / "runs" / "first"
+            self._misplaced = UsageError(
+                f"saving to {self.url}: it is a data set, as it holds {MANIFEST}; give the run a URL of its own, such as {other}"
+            )
+        elif not exists(self._store, RUN_JSON) and (around := self._around()) is not None:
+            what, place = around
+            other = place.parent / f"{place.name}-{location.name}"
+            self._misplaced = UsageError(
+                f"saving to {self.url}: it lies inside the {what} {place}, where no command would show it; give it a URL of its own, such "
+                f"as {other}"
+            )
+        if self._misplaced is not None:
+            raise self._misplaced
+
+    def _around(self) -> tuple[str, Location] | None:
+        """The run or data set that this location lies inside of. What the key may not look at is not told."""
+        above = self._location
+        while self._where is not None and above != above.parent and above.parent.path not in ("", "/"):
+            above = above.parent
+            with suppress(StoreError):
+                store = open_store(above, self._config)
+                for name, what in ((RUN_JSON, "run"), (MANIFEST, "data set")):
+                    if exists(store, name):
+                        return what, above
+        return None
 
     def _begin(self, *, join: tuple[int, str] | None = None) -> tuple[Spool, Uploader]:
         """Become a writer: a session in the spool, a note in the machine's home, and the backlog of dead processes."""
@@ -553,6 +576,13 @@ class Run:
                 self._working = Path.cwd()
             if self._working is not None and self._spool is not None:
                 self._remember()
+
+    def _forget_rotated(self) -> None:
+        """What was handed over and has been removed since is in the bucket, or pinned: nobody need wonder where it is."""
+        rotated = {path for path in self._submitted if not path.exists()}
+        if rotated & self._watched:
+            self._watched -= rotated
+            self._remember()
 
     def _remember(self) -> None:
         try:

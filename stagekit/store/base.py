@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ..errors import UsageError
+from ..errors import NotFound, UsageError
 from ..location import Location
 
 Data = bytes | bytearray | memoryview
@@ -192,6 +192,15 @@ def check_parts(sizes: Mapping[int, int], part_size: int, upload: str) -> int:
                 f"writing {upload}: part {number} has {sizes[number]} bytes instead of {part_size}; only the last may be shorter"
             )
     return sum(sizes.values())
+
+
+def exists(store: Store, key: str) -> bool:
+    """Whether the object is there. Raises what ``head`` raises when that cannot be told."""
+    try:
+        store.head(key)
+    except NotFound:
+        return False
+    return True
 
 
 class WrappedStore:

@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Any, Literal
 
 from ..config import StoreConfig
-from ..contents import exists
 from ..errors import CheckpointError, OutOfSpace, StagekitError, UsageError, WorkerDied
 from ..location import Location
 from ..mounts import refuse_mount
@@ -31,6 +30,7 @@ from ..runs.spool import default_dir
 from ..runs.sync import create
 from ..shards.manifest import MANIFEST
 from ..store import Where
+from ..store.base import exists
 from ..units import counted, format_duration
 from . import record, survivors
 from .child import Child, exit_code_of
@@ -346,7 +346,7 @@ class _Wrapper:
         """The run's checkpoints; ``None`` when it cannot be told and that is accepted."""
         try:
             if self.training.latest() is None:
-                self.training._refuse_dataset()
+                self.training._refuse_misplaced()
                 self._refuse_parent()
                 return []
             return self.training.checkpoints()
@@ -430,14 +430,17 @@ class _Wrapper:
                 if described is not None:
                     record.save(self.training._store, described)
             except (StagekitError, OSError) as error:
-                self.unrecorded = str(error)
-            else:
-                self.unrecorded = None
+                self._tell_unrecorded(str(error))  # now: the first save may be hours away
+            self.unrecorded = None
 
         self.unrecorded = "the store has not taken it yet"
         recorder = threading.Thread(target=send, name="stagekit-record", daemon=True)
         recorder.start()
         return recorder
+
+    def _tell_unrecorded(self, why: str) -> None:
+        text = f"how this attempt was started is not noted in {self.training.url}: {why}"
+        self.on_event(Message(text, "warning"))
 
     # -------------------------------------------------------------------------------------------------------- while it runs
 
@@ -620,8 +623,7 @@ class _Wrapper:
                 problems.append("interrupted")
                 break
         if self.unrecorded is not None:
-            text = f"how this attempt was started is not noted in {self.training.url}: {self.unrecorded}"
-            self.on_event(Message(text, "warning"))
+            self._tell_unrecorded(self.unrecorded)
         if (failed := self._close(end_s)) is not None:
             problems.append(failed)
         if unsaved := self.collector.unsaved:

@@ -73,6 +73,31 @@ def test_the_look_is_taken_once_by_each_process(make_run: Make, store: FaultStor
     assert [call.key for call in store.calls if call.operation == "head"].count("manifest.json") == 1
 
 
+@pytest.mark.parametrize("below", ["sub", "checkpoints/000000000001", "logs/a/b"])
+def test_a_new_run_is_in_no_other(tmp_path: Path, below: str) -> None:
+    outer = Run(tmp_path / "runs" / "first", spool_dir=tmp_path / "spool")
+    save(outer)
+    outer.close()
+    before = sorted((tmp_path / "runs").rglob("*"))
+    words = rf"it lies inside the run {tmp_path}/runs/first, where no command would show it; .* such as {tmp_path}/runs/first-\w+$"
+    with pytest.raises(UsageError, match=words):
+        Run(tmp_path / "runs" / "first" / below).restore(tmp_path / "new", allow_fresh=True)
+    inner = Run(tmp_path / "runs" / "first" / below, spool_dir=tmp_path / "spool")
+    with suppress(UsageError):  # when it is found out that soon
+        save(inner)
+    with pytest.raises(UsageError, match=words):
+        inner.close()
+    assert sorted((tmp_path / "runs").rglob("*")) == before
+    save(beside := Run(tmp_path / "runs" / "second", spool_dir=tmp_path / "spool"))
+    beside.close()
+
+
+def test_a_run_that_lies_in_another_since_long_goes_on(tmp_path: Path) -> None:
+    for name in ("runs/first/sub", "runs/first", "runs/first/sub"):
+        with Run(tmp_path / name, spool_dir=tmp_path / "spool") as run:
+            save(run)
+
+
 def test_none_is_no_place() -> None:
     with pytest.raises(LocationError, match="None is no location; give a directory or a URL such as s3://bucket/prefix"):
         Run(None)  # type: ignore[arg-type]  # as in Run(os.environ.get("RUN_URL"))
