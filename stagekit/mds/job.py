@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ..config import StoreConfig
 from ..errors import MissingExtra, NotFound, OutOfSpace, SourceError
 from ..location import Location
-from ..pace import Pace
+from ..pace import pace_of
 from ..progress import Progress, Stage, Subscriber, ignore
 from ..publishing.destination import stored_sha256
 from ..publishing.job import read_samples
@@ -86,7 +86,8 @@ class _Work:
         self._on_event = on_event
         self._bad: list[Bad] = []
         self._samples = self._done = 0
-        self._pace = Pace(job.bytes_per_s) if job.bytes_per_s else None
+        location = job.where if isinstance(job.where, Location) else job.where.location
+        self._pace = pace_of(str(location), job.bytes_per_s) if job.bytes_per_s else None
         self._reported_s = 0.0
 
     def run(self) -> MdsOutcome:

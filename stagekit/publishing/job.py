@@ -16,7 +16,7 @@ from typing import Literal
 from ..config import StoreConfig
 from ..errors import NotFound, SourceError
 from ..location import Location
-from ..pace import Pace
+from ..pace import pace_of
 from ..parallel import each
 from ..pieces import keep_freed_memory
 from ..progress import Progress, Stage, Subscriber, ignore
@@ -117,7 +117,7 @@ class _Work:
         self._on_event = on_event
         self._name = job.shard.name
         self._bad: dict[str, Bad] = {}
-        self._pace = Pace(job.bytes_per_s) if job.bytes_per_s else None
+        self._pace = pace_of(str(store.location), job.bytes_per_s) if job.bytes_per_s else None
         self._reported_s = 0.0
 
     def run(self) -> ShardOutcome:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from stagekit.dataset import Dataset
 from stagekit.errors import Conflict, Denied, NotFound, PublishError, SourceError, Unreachable
 from stagekit.location import Location
 from stagekit.publishing import publish, shard, source_of
+from stagekit.publishing.job import read_samples
 from stagekit.shards.plan import PlannedSample
 from stagekit.sources.files import FileRules
 from stagekit.sources.folder import FolderSource
@@ -161,13 +164,48 @@ def test_an_empty_prefix() -> None:
         PrefixSource(Location.parse("memory://prefix/none")).listing()
 
 
+class _Together(WrappedStore):
+    """Answers a read when a second one is asked for."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.barrier = threading.Barrier(2, timeout=60)
+
+    def get(self, key: str, start: int = 0, length: int | None = None, *, if_match: str | None = None) -> Data:
+        self.barrier.wait()
+        return super().get(key, start, length, if_match=if_match)
+
+
+@pytest.mark.parametrize("files", [{"a.bin": bytes(100), "b.bin": bytes(100)}, {"a.bin": bytes(16 * 2**20)}])
+def test_objects_are_fetched_at_the_same_time(files: dict[str, bytes]) -> None:
+    """Small ones beside each other, a large one in ranges beside each other (an even number of both)."""
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    for key, data in files.items():
+        store.put(key, data)
+    source = PrefixSource(_Together(store))
+    found = []
+    for read in read_samples(source, source.listing().samples):
+        assert isinstance(read, tuple)
+        assert not isinstance(read[1], SourceError)
+        found += [b"".join(map(bytes, pieces)) for _, _, pieces in read[1]]
+    assert found == list(files.values())
+
+
+ODD = ("with space", "100%2F", "a+b", "#1", "q?x=1&y", "emoji 🐘", "e\u0301", "\u00e9")
+
+
 def test_from_a_bucket_into_the_same_bucket(tmp_path: Path, any_s3: S3Place) -> None:
-    fill(open_store(f"{any_s3.url}/raw", any_s3.config))
-    open_store(f"{any_s3.url}/raw", any_s3.config).put("c/large.bin", bytes(9 * 2**20))
+    more = {"c/large.bin": bytes(9 * 2**20), **{f"c/{name}.txt": name.encode() for name in ODD}}
+    raw = open_store(f"{any_s3.url}/raw", any_s3.config)
+    fill(raw)
+    for key, data in more.items():
+        raw.put(key, data)
     dataset = shard(f"{any_s3.url}/raw", f"{any_s3.url}/out", labels="dir", exclude=["thumbs"], workers=2, store=any_s3.config)
-    assert [sample["__key__"] for sample in dataset] == ["a/deep/y", "b/x", "c/large", "c/z"]
+    samples = {sample["__key__"]: sample for sample in dataset}
+    assert sorted(samples) == sorted(["a/deep/y", "b/x", "c/large", "c/z", *(f"c/{name}" for name in ODD)])
+    assert all(samples[f"c/{name}"]["txt"] == name.encode() for name in ODD), "names and bytes go through a bucket and come back"
     local = tmp_path / "local"
-    for key, data in {**FILES, "c/large.bin": bytes(9 * 2**20)}.items():
+    for key, data in {**FILES, **more}.items():
         (local / key).parent.mkdir(parents=True, exist_ok=True)
         (local / key).write_bytes(data)
     assert dataset.digest == shard(local, "memory://prefix/local", labels="dir", exclude=["thumbs"]).digest
