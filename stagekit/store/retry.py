@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ..errors import Conflict, StoreError
+from ..errors import Conflict, InvalidReply, NotFound, StoreError
 from ..progress import Message, Subscriber, ignore
 from ..units import format_duration
 from .abandon import abandoned
@@ -31,7 +31,7 @@ class RetryStore(WrappedStore):
     the same one, and its budget starts again whenever bytes arrive.
 
     ``put(if_absent=True)`` whose earlier try got no answer may raise ``Conflict`` against itself: never does it report an exclusive
-    creation that somebody else made.
+    creation that somebody else made. That the object is not there is no answer to writing it, and is repeated as well.
 
     Each repetition is told to ``on_event`` as a warning, but for the first after a momentary error: nearly always that is all there was of
     it. A pickled copy keeps the budget and reports to nobody.
@@ -61,7 +61,7 @@ class RetryStore(WrappedStore):
         patience = _Patience(self)
         while True:
             try:
-                return self.inner.put(key, data, if_absent=if_absent)
+                return _never_missing(self, key, lambda: self.inner.put(key, data, if_absent=if_absent))
             except Conflict as error:
                 if not error.transient:
                     if patience.tries:
@@ -77,11 +77,11 @@ class RetryStore(WrappedStore):
         while True:
             block = self.inner.multipart(key, part_size=part_size)
             try:
-                upload = block.__enter__()
+                upload = _never_missing(self, key, block.__enter__)
                 break
             except StoreError as error:
                 patience.wait(error)
-        repeating = _RetryMultipart(self, upload)
+        repeating = _RetryMultipart(self, key, upload)
         try:
             yield repeating
             repeating.complete()
@@ -166,9 +166,36 @@ class RetryStore(WrappedStore):
                 patience.wait(error)
 
 
+def after_writing(store: Store, key: str, question: Callable[[], _T]) -> _T:
+    """The answer to ``question``, which is about the object ``key`` that was just written to ``store``.
+
+    That there is no such object is an answer of the moment then (`rclone serve s3` gives it when a folder is new), so it is asked again
+    within the budget of the ``RetryStore`` that ``store`` is or holds. Raises ``InvalidReply`` when it stays so.
+    """
+    inner = store
+    while isinstance(inner, WrappedStore):
+        if isinstance(inner, RetryStore):
+            return inner._repeat(lambda: _never_missing(store, key, question))
+        inner = inner.inner
+    return _never_missing(store, key, question)
+
+
+def _never_missing(store: Store, key: str, call: Callable[[], _T]) -> _T:
+    """``call``, whose answer cannot be that the object ``key`` is not there."""
+    try:
+        return call()
+    except NotFound as error:
+        raise InvalidReply(
+            f"writing {store.location / key}: the store was given the object and answers that there is no such object; repeat the command, "
+            "and if it stays so, look for what removes objects there",
+            momentary=True,
+        ) from error
+
+
 class _RetryMultipart:
-    def __init__(self, store: RetryStore, upload: Multipart) -> None:
+    def __init__(self, store: RetryStore, key: str, upload: Multipart) -> None:
         self._store = store
+        self._key = key
         self._upload = upload
 
     @property
@@ -176,10 +203,12 @@ class _RetryMultipart:
         return self._upload.part_size
 
     def put_part(self, number: int, data: Data) -> None:
-        self._store._repeat(lambda: self._upload.put_part(number, data))
+        store, key = self._store, self._key
+        store._repeat(lambda: _never_missing(store, key, lambda: self._upload.put_part(number, data)))
 
     def complete(self) -> ObjectInfo:
-        return self._store._repeat(self._upload.complete)
+        store, key = self._store, self._key
+        return store._repeat(lambda: _never_missing(store, key, self._upload.complete))
 
     @property
     def info(self) -> ObjectInfo:

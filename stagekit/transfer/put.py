@@ -7,7 +7,7 @@ An object is *verified* when its size is the one sent and, besides,
 3. it was read back and its sha-256 is the one sent.
 
 Nothing here overwrites with less: an object that fails verification raises ``BadDigest``, and whatever commits it (a manifest, a
-block table) is never written.
+block table) is never written. A store that answers that what it just took is not there is asked again; ``InvalidReply`` when it stays so.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..errors import BadDigest, SourceError
 from ..parallel import each
 from ..pieces import Pieces
 from ..store.base import Data, Multipart, Store
+from ..store.retry import after_writing
 from .fetch import PIECE
 
 _MIB = 2**20
@@ -285,7 +286,7 @@ def _expected_etag(md5s: list[bytes] | None, parts: int) -> str | None:
 
 def _verify(store: Store, key: str, size: int, sha256: str, expected_etag: str | None) -> Stored:
     """Ask the store what it holds: the answer to a put proves nothing."""
-    info = store.head(key)
+    info = after_writing(store, key, lambda: store.head(key))
     where = store.location / key
     if info.size != size:
         raise BadDigest(
@@ -295,7 +296,11 @@ def _verify(store: Store, key: str, size: int, sha256: str, expected_etag: str |
     if expected_etag is None or info.etag == expected_etag:
         return Stored(key, size, sha256, info.etag)
     found = hashlib.sha256()
-    for piece in each(lambda start: store.get(key, start, min(PIECE, size - start)), range(0, size, PIECE), threads=2):
+
+    def read(start: int) -> Data:
+        return after_writing(store, key, lambda: store.get(key, start, min(PIECE, size - start)))
+
+    for piece in each(read, range(0, size, PIECE), threads=2):
         found.update(piece)
     if found.hexdigest() != sha256:
         raise BadDigest(

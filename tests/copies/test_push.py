@@ -456,3 +456,20 @@ def test_an_upload_to_a_remote_is_there_whole_or_not_at_all(remote: str, tmp_pat
     store.delete("deep/a")
     store.delete("deep/a")
     assert list(store.list()) == []
+
+
+def test_a_store_that_has_lost_what_it_took_is_not_told_as_a_lost_file(folder: Path, url: str) -> None:
+    class Losing(MemoryStore):
+        def head(self, key: str) -> ObjectInfo:
+            raise NotFound(f"looking up {self.location / key}: there is no such object")
+
+    with pytest.raises(InvalidReply, match=r"writing memory://\S+: the store was given the object and answers that there is no such"):
+        push(folder, Losing(url))
+
+    class Meanwhile(MemoryStore):
+        def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+            (folder / "empty").unlink()
+            return super().list(prefix)
+
+    with pytest.raises(SourceError, match=r"sending \S+/empty: it is gone; repeat"):
+        push(folder, Meanwhile(url))

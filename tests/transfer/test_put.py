@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagekit.errors import BadDigest, Conflict, NotFound, SourceError, Unreachable
+from stagekit.errors import BadDigest, Conflict, InvalidReply, NotFound, SourceError, Unreachable
 from stagekit.location import Location
 from stagekit.store.base import Data, Multipart, ObjectInfo, Store, WrappedStore
 from stagekit.store.memory import MemoryStore
+from stagekit.store.retry import RetryStore
 from stagekit.transfer.put import PART_SIZE, object_writer, part_size_for, put_file, put_object
 
 PART = 1000
@@ -202,6 +203,38 @@ def test_md5_etags_spare_reading_back(store: MemoryStore, size: int) -> None:
     lookup.etag = None
     put_object(lookup, "other", b"x")
     assert lookup.gets == 0
+
+
+class Forgetful(WrappedStore):
+    """Answers that there is nothing of that name, so many times."""
+
+    def __init__(self, inner: Store, times: int) -> None:
+        super().__init__(inner)
+        self.times = times
+
+    def _answer(self, key: str) -> None:
+        if self.times:
+            self.times -= 1
+            raise NotFound(f"looking up {self.location / key}: there is no such object")
+
+    def put(self, key: str, data: Data, *, if_absent: bool = False) -> ObjectInfo:
+        self._answer(key)
+        return self.inner.put(key, data, if_absent=if_absent)
+
+    def head(self, key: str) -> ObjectInfo:
+        self._answer(key)
+        return self.inner.head(key)
+
+
+def test_an_object_that_the_store_just_took_is_asked_for_again(store: MemoryStore) -> None:
+    slept: list[float] = []
+    patient = RetryStore(Forgetful(store, 3), clock=lambda: 0.0, sleep=slept.append)
+    assert put_object(WrappedStore(patient), "object", b"bytes").size == 5
+    assert len(slept) == 3
+    with pytest.raises(InvalidReply, match=r"writing memory://\S+object: the store was given the object and answers that there is no such"):
+        put_object(RetryStore(Forgetful(store, 10**9), 0), "object", b"bytes")
+    with pytest.raises(NotFound):  # nothing was written before this question
+        RetryStore(Forgetful(store, 1)).head("object")
 
 
 def test_if_absent(store: MemoryStore) -> None:

@@ -53,6 +53,8 @@ def send_items(
                 on_bytes=on_bytes,
                 check=lambda: _unchanged(path, before),
             )
+        except NotFound:
+            raise  # it is a FileNotFoundError, and the store's
         except FileNotFoundError as error:
             raise SourceError(f"sending {path}: it is gone; repeat the command") from error
 
