@@ -359,12 +359,13 @@ class S3Store:
                 if isinstance(found, StoreError):
                     found.received, found.etag = bytes(data[: 0 if skip else arrived + reader.came]), etag
                 raise found from error
-            finished = read + size == answer["ContentLength"]
+            finished = bool(size) and read + size == answer["ContentLength"]
             return data
         finally:
             count_at(self._meter, Usage(received_bytes=reader.total))
+            reader.detach()
             if not finished:
-                body.close()  # bytes that nobody reads are left in it, so the connection cannot be used again
+                body.close()  # bytes that nobody reads are left in it, or nobody saw its end: the connection cannot be used again
 
     def _extent(self, key: str, answer: Any, start: int, length: int | None) -> tuple[int, int]:
         """Bytes of the body to skip and then to read. Answers are 206, 200 with the range, or the whole object."""
@@ -596,6 +597,10 @@ class _BodyReader:
                 self.total += count
         came, self.came = self.came, 0
         return came
+
+    def detach(self) -> None:
+        """Let go of the body and its socket. An error keeps the frames it came through, this reader with them, and nothing that is open."""
+        self._body = self._errors = self._source = self._socket = None
 
     def break_off(self) -> None:
         """Let a read that waits in another thread find the end of the connection."""

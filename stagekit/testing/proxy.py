@@ -404,12 +404,13 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
         if chunked:
             upstream.send(b"0\r\n\r\n")
-        reply = upstream.getresponse()
-        for fault in faults:
-            if isinstance(fault, (Drop, Hang)):
-                reply.read()
-                self._leave(fault)
-        self._pass_on(request, reply)
+        # A server that ends the connection leaves its socket to the reply, which nobody else closes when a fault leaves it half read.
+        with upstream.getresponse() as reply:
+            for fault in faults:
+                if isinstance(fault, (Drop, Hang)):
+                    reply.read()
+                    self._leave(fault)
+            self._pass_on(request, reply)
 
     def _leave(self, fault: Drop | Hang) -> NoReturn:
         if isinstance(fault, Hang):
