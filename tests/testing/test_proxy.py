@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import http.client
 import random
@@ -331,6 +332,24 @@ def test_many_threads_at_once(rig: Rig) -> None:
         thread.join()
     assert digests == [hashlib.sha256(BODY).hexdigest()] * 80
     assert len(rig.proxy.requests) == 80
+
+
+def test_a_reply_that_is_left_half_read_is_closed(moto_server: S3Server) -> None:
+    """moto ends every connection with its reply, which then owns the socket. A failure that is kept keeps the reply as well."""
+
+    def fail(seconds: float) -> None:
+        raise ValueError(f"no sleep of {seconds} s")
+
+    def fail_in_mid_reply() -> None:
+        with FaultProxy(moto_server.endpoint_url, sleep=fail) as proxy:
+            rig = Rig(moto_server, proxy)
+            proxy.fault(Throttle(1000), method="GET")
+            with pytest.raises((ResponseStreamingError, ConnectionClosedError)):
+                rig.get()
+
+    with pytest.raises(RuntimeError, match="the fault proxy failed"):
+        fail_in_mid_reply()
+    gc.collect()  # which finds nothing open: that would be a warning, and so an error
 
 
 def test_a_target_without_a_port_is_refused() -> None:
