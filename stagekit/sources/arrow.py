@@ -7,7 +7,7 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -24,6 +24,9 @@ _PIECE = 4 * 2**20
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
 _MAGIC = b"ARROW1"  # how Arrow's file format begins; a stream begins with its first message
+
+DESCRIPTION = "dataset_info.json"
+"""What lies beside the Arrow files of every Hugging Face data set."""
 
 
 def _arrow(path: str) -> Any:
@@ -230,6 +233,31 @@ def _is_file(path: str, shelf: Shelf) -> bool:
     return True
 
 
+def refuse_remains(path: str, names: Iterable[str]) -> None:
+    """Raise ``SourceError`` when ``names``, of files below a folder that is no saved data set, are those of an incomplete copy of one, or
+    of several. Packed as files they would look whole."""
+    described: set[str] = set()
+    filled: set[str] = set()
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        if file == DESCRIPTION:
+            described.add(folder)
+        elif file.endswith(Arrow().suffixes):
+            filled.add(folder)
+    found = sorted(described & filled)
+    if "" in found:
+        raise SourceError(
+            f"reading {path}: {DESCRIPTION} and Arrow files say that it is a Hugging Face data set, and {_STATE}, which lists its files, "
+            "is missing. Copy or save it again, whole; --source-format hf takes the rows of the files that are there, and files packs the "
+            "files as they are"
+        )
+    if found:
+        raise SourceError(
+            f"reading {path}: it holds Hugging Face data sets in folders ({', '.join(found)}); shard each into a data set of its own, such "
+            f"as {path.rstrip('/')}/{found[0]}, or say --source-format files to pack the files as they are"
+        )
+
+
 def saved_files(path: str, open_file: Opener) -> list[str] | None:
     """The Arrow files of a saved data set, in their order, relative to its folder; ``None`` when the folder is none.
 
@@ -245,9 +273,9 @@ def saved_files(path: str, open_file: Opener) -> list[str] | None:
     if state is None:
         return None
     listed = state.get("_data_files")
-    names = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    names = [one.get("filename") if isinstance(one, dict) else None for one in listed] if isinstance(listed, list) else []
     files = [name for name in names if isinstance(name, str) and os.path.basename(name) == name]
-    if not files or len(files) != len(names):
+    if not isinstance(listed, list) or len(files) != len(listed):
         raise SourceError(f"reading {os.path.join(path, _STATE)}: it does not list the data set's files; save the data set again")
     return files
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, get_args
 
 from ..config import StoreConfig
-from ..errors import UsageError
+from ..errors import SourceError, UsageError
 from ..location import Location
-from .arrow import Arrow, Parquet, is_saved_dataset
+from .arrow import DESCRIPTION, Arrow, Parquet, is_saved_dataset, refuse_remains
 from .base import OnBad, Source
 from .bucket import Bucket
 from .delimited import Delimited
@@ -130,15 +131,35 @@ def _by_looking(location: Location, store: StoreConfig | None) -> SourceFormat:
                 f"reading {path}: it holds nothing but {_either(_TABLES[kind].suffixes)} files; say --source-format {kind} for a sample "
                 "from each of their rows, or --source-format files to pack the files as they are"
             )
+        refuse_remains(path, _upper_names(path))
         return "files"
     if path.lower().endswith(SUFFIX):
         return "text"
     if path.lower().endswith(".tar"):
         raise UsageError(f"reading {path}: it is a tar, which has its samples already; stagekit index makes it a data set where it lies")
     named = next((name for name, table in _TABLES.items() if has_suffix(path, table.suffixes)), None)
-    if named is None and not location.is_directory and is_saved_dataset(path, Bucket(location, store)):
-        return "hf"
+    if named is None and not location.is_directory:
+        bucket = Bucket(location, store)
+        if is_saved_dataset(path, bucket):
+            return "hf"
+        refuse_remains(path, _first_names(path, bucket))
     return named or "files"
+
+
+def _upper_names(path: str) -> Iterator[str]:
+    """The names of files in a folder of this machine, and in the folders in it that may hold a Hugging Face data set."""
+    for name, is_file in _entries(path):
+        if is_file:
+            yield name
+        elif os.path.isfile(os.path.join(path, name, DESCRIPTION)):
+            yield from (f"{name}/{below}" for below, _ in _entries(os.path.join(path, name)))
+
+
+def _first_names(path: str, shelf: Shelf) -> Iterator[str]:
+    try:
+        yield from islice(shelf.names(path, lambda name: name.startswith(".")), _LOOKED_AT)
+    except (FileNotFoundError, PermissionError, SourceError):
+        return  # whoever lists it says so
 
 
 def _only_kind(path: str) -> SourceFormat | None:

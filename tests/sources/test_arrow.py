@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import shutil
 import subprocess
 import sys
 import uuid
@@ -219,6 +220,8 @@ def test_a_saved_dataset_behind_a_url(saved: Path) -> None:
         message
         == f"reading {url}/split: it holds several splits (train, test); shard each into a data set of its own, such as {url}/split/train"
     )
+    store.delete("selected/state.json")
+    assert f"reading {url}/selected: dataset_info.json and Arrow files say" in fails_to_be_chosen(f"{url}/selected")
     store.put("one/state.json", b"[]")
     assert fails(source_of(f"{url}/one")).startswith(f"reading {url}/one/state.json: it does not list the data set's files")
 
@@ -229,7 +232,35 @@ def test_a_saved_dataset_of_several_splits(saved: Path) -> None:
     assert len(content(arrow(saved / "split" / "test"))) == 5
 
 
-@pytest.mark.parametrize("state", ["{", '{"_data_files": []}', '{"_data_files": [{"filename": "../x.arrow"}]}', "[]"])
+def fails_to_be_chosen(path: Path | str) -> str:
+    with pytest.raises(SourceError) as caught:
+        source_of(path)
+    return str(caught.value)
+
+
+def test_the_remains_of_saved_datasets_are_no_files(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved / "split", tmp_path / "split")
+    (tmp_path / "split" / "dataset_dict.json").unlink()
+    folder = str(tmp_path / "split")
+    assert f"it holds Hugging Face data sets in folders (test, train); shard each into a data set of its own, such as {folder}/test" in (
+        fails_to_be_chosen(folder)
+    )
+    (tmp_path / "split" / "test" / "state.json").unlink()
+    message = fails_to_be_chosen(f"{folder}/test")
+    assert f"reading {folder}/test: dataset_info.json and Arrow files say that it is a Hugging Face data set, and state.json" in message
+    assert "is missing. Copy or save it again, whole; --source-format hf takes the rows of the files that are there" in message
+    assert len(content(source_of(f"{folder}/test", source_format="hf"))) == 5
+    assert not isinstance(source_of(f"{folder}/test", source_format="files"), RowSource)
+
+
+def test_a_saved_dataset_without_a_row(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"_data_files": []}')
+    assert fails(source_of(tmp_path)) == f"reading {tmp_path}: there is no row in it; name the table that holds the data"
+
+
+@pytest.mark.parametrize(
+    "state", ["{", '{"_data_files": {}}', '{"_data_files": [3]}', '{"_data_files": [{"filename": "../x.arrow"}]}', "[]"]
+)
 def test_a_saved_dataset_that_is_damaged(tmp_path: Path, state: str) -> None:
     (tmp_path / "state.json").write_text(state)
     message = fails(arrow(tmp_path))
