@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from ..store import open_store
 from ..store.base import Store
 from ..transfer.fetch import fetch_file, fetch_object
 from .leftovers import directories_in_use, mark, remove_leftovers, remove_unfinished
+from .reused import FileFacts, compare_before_reading, difference, remove_unlike
 
 _INDEX = "index.json"
 
@@ -39,8 +39,10 @@ def mosaicml(
 
     Endpoint, credentials and retries are those of everything else here. A file that arrives is compared with the size and the hash in
     ``index.json`` (sha-256, or whichever hash is there), fetched once more when it differs, then ``BadDigest``; it gets its name once it is
-    whole. All else is MosaicML's: order, shuffling, ``state_dict()``, the cache and its limit, ``StreamingDataLoader``. Other datasets in
-    the process, and their downloads, stay as they are.
+    whole. What lies in ``local`` from an earlier run is compared before it is used, and fetched again where it differs: sizes now, bytes
+    in each process before it reads the first sample of a shard. In a source that is read where it lies, damage raises ``CorruptShard``.
+    All else is MosaicML's: order, shuffling, ``state_dict()``, the cache and its limit, ``StreamingDataLoader``. Other datasets in the
+    process, and their downloads, stay as they are.
 
     What a killed run left in shared memory is removed first, where it is certain that no process has it any more; what belongs to a run
     that lives is never touched. The same ``local`` serves the next run, and what is there already is not fetched again. Raises
@@ -83,8 +85,11 @@ def mosaicml(
                     directory = os.path.abspath(os.path.join(stream.local, stream.split or split or ""))
                     _check_free(directory)
                     remove_unfinished(Path(directory))
+                    stream._downloader.remove_unlike()
         _barrier()
         made = (dataset or streaming.StreamingDataset)(streams=streams, **options)
+    for stream, begin, count in zip(made.streams, made.shard_offset_per_stream, made.shards_per_stream, strict=True):
+        compare_before_reading(made.shards[begin : begin + count], again=stream.remote is not None)
     mark(made._shm_prefix_int)
     return made
 
@@ -112,14 +117,6 @@ def _feed(stream: Any, downloads: Downloads) -> None:
     stream._downloader = downloads
 
 
-@dataclass(frozen=True)
-class FileFacts:
-    """What an index says of a file."""
-
-    size: int
-    hashes: Mapping[str, str]
-
-
 class Downloads:
     """Stands where a ``Stream`` of MosaicML's keeps its downloader, for files below ``remote``. Can be pickled, as workers need it."""
 
@@ -144,7 +141,7 @@ class Downloads:
                 f"{opened.location} holds no data set in MosaicML's format: there is no {url}. Check the URL with `stagekit ls "
                 f"{opened.location}`, or make it with `stagekit shard SOURCE {opened.location} --format mds`"
             ) from error
-        files = {os.path.join(split, name): facts for name, facts in files_of(data, source=url).items()}
+        files = files_of(data, split=split, source=url)
         digest = hashlib.sha256(data).hexdigest()
         if local is None:
             named = hashlib.sha256(f"{remote}\0{split}\0{digest}".encode()).hexdigest()[:32]
@@ -164,15 +161,28 @@ class Downloads:
             facts = self._files.get(key)
             fetch_checked(self._store, key, path, facts or FileFacts(self._store.head(key).size, {}))
 
+    def remove_unlike(self) -> None:
+        """Remove what lies in ``local`` and cannot be what the index says, so that it is fetched again."""
+        remove_unlike(Path(self.local), self._files)
+
     def clean_up(self) -> None:
         """Nothing is open between downloads."""
 
 
-def files_of(data: bytes, *, source: str) -> dict[str, FileFacts]:
-    """The files that an ``index.json`` lists, by their names below it. Raises ``ManifestError`` when it is no index."""
+def files_of(data: bytes, *, split: str, source: str) -> dict[str, FileFacts]:
+    """The files that the ``index.json`` of ``split`` lists, by their names below the data set.
+
+    Raises ``ManifestError`` when it is no index.
+    """
     try:
-        parts = [part for shard in json.loads(data)["shards"] for part in shard.values() if isinstance(part, dict) and "basename" in part]
-        return {str(part["basename"]): FileFacts(int(part["bytes"]), dict(part.get("hashes") or {})) for part in parts}
+        files = {}
+        for shard in json.loads(data)["shards"]:
+            for field, part in shard.items():
+                if isinstance(part, dict) and "basename" in part:
+                    raw = shard["raw" + field.removeprefix("zip")] if field.startswith("zip") else None
+                    unpacked = None if raw is None else os.path.join(split, raw["basename"])
+                    files[os.path.join(split, part["basename"])] = FileFacts(int(part["bytes"]), dict(part.get("hashes") or {}), unpacked)
+        return files
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(
             f"{source} is no index of MosaicML's format ({error!r}); check the URL, and that the data set is whole"
@@ -188,24 +198,19 @@ def fetch_checked(store: Store, key: str, path: Path, facts: FileFacts) -> None:
     if known is not None or not facts.hashes:
         fetch_file(store, key, path, size=facts.size, sha256=known)
         return
-    from streaming.base.hashing import get_hash
-
-    [(name, expected), *_] = facts.hashes.items()
     found: list[str] = []
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         for _ in range(2):
             fetch_file(store, key, part, size=facts.size)
-            found.append(get_hash(name, part.read_bytes()))
-            if found[-1] == expected:
+            problem = difference(part, facts)
+            if problem is None:
                 part.replace(path)
                 return
+            found.append(problem)
     finally:
         part.unlink(missing_ok=True)
-    raise BadDigest(
-        f"reading {store.location / key}: expected {name} {expected}, found {found[0]} and then {found[1]}; the object is damaged or was "
-        "replaced"
-    )
+    raise BadDigest(f"reading {store.location / key}: {found[0]}, and then {found[1]}; the object is damaged or was replaced")
 
 
 def _check_index(path: Path, data: bytes, url: str) -> None:

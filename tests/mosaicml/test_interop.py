@@ -23,7 +23,7 @@ from streaming.base.util import merge_index
 import stagekit
 import stagekit.interop
 from stagekit.config import StoreConfig
-from stagekit.errors import BadDigest, InvalidReply, ManifestError, UsageError
+from stagekit.errors import BadDigest, CorruptShard, InvalidReply, ManifestError, UsageError
 from stagekit.interop.leftovers import SHARED_MEMORY
 from stagekit.interop.mosaicml import Downloads
 from stagekit.store import open_store
@@ -156,6 +156,57 @@ def test_damage_heals_or_is_told(mds: Path, rclone_server: S3Server, config: Sto
         open_store(url, config).put(entry["basename"], b"short")
         with pytest.raises(InvalidReply, match=rf"expected {entry['bytes']} bytes, the store holds 5"):
             downloads.download(f"{url}/{entry['basename']}", str(target))
+
+
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "compressed"])
+def test_what_lies_there_from_an_earlier_run_is_compared_before_it_is_used(
+    rclone_server: S3Server, config: StoreConfig, tmp_path: Path, compressed: bool
+) -> None:
+    options: dict[str, Any] = {"compression": "zstd:3"} if compressed else {}
+    hashes = ["xxh3_64"] if compressed else ["md5", "sha256"]
+    with MDSWriter(out=str(tmp_path / "made"), columns={"data": "bytes"}, hashes=hashes, size_limit=2_500, **options) as writer:
+        rng = random.Random(1)
+        wanted = [rng.randbytes(300) for _ in range(60)]
+        for data in wanted:
+            writer.write({"data": data})
+    url = sent(tmp_path / "made", rclone_server, config)
+    here = tmp_path / "local"
+
+    def read(workers: int, **more: Any) -> list[bytes]:
+        dataset = stagekit.interop.mosaicml(url, here, store=config, batch_size=4, **more)
+        return [data for batch in StreamingDataLoader(dataset, batch_size=4, num_workers=workers) for data in batch["data"]]
+
+    assert read(0, keep_zip=compressed) == wanted
+    whole = {path.name: path.read_bytes() for path in here.iterdir()}
+    for workers in (0, 2):
+        for number, (damage, part) in enumerate([(flipped, "mds"), (shortened, "mds"), (flipped, "mds.zstd"), (shortened, "mds.zstd")]):
+            path = here / f"shard.{number:05d}.{part}"
+            if path.exists():
+                path.write_bytes(damage(path.read_bytes()))
+            if compressed and part == "mds.zstd":
+                path.with_suffix("").unlink()  # as a run that was killed before it unpacked leaves it
+        (here / "shard.00004.mds").unlink()
+        untouched = {name: (here / name).stat().st_mtime_ns for name in ("shard.00000.mds", "shard.00005.mds")}
+        assert read(workers, keep_zip=compressed) == wanted
+        assert {path.name: path.read_bytes() for path in here.iterdir()} == whole
+        changed = {name for name, at in untouched.items() if (here / name).stat().st_mtime_ns != at}
+        assert changed == {"shard.00000.mds"}, "what is whole is not fetched again"
+
+    if not compressed:
+        damaged = tmp_path / "made" / "shard.00001.mds"
+        damaged.write_bytes(flipped(damaged.read_bytes()))
+        in_place = stagekit.interop.mosaicml(tmp_path / "made", batch_size=4)
+        assert in_place[0]["data"] == wanted[0]
+        with pytest.raises(CorruptShard, match=rf"^reading {damaged}: expected sha256 .*, found .*; the file is damaged"):
+            list(in_place)
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-50] + bytes([data[-50] ^ 1]) + data[-49:]
+
+
+def shortened(data: bytes) -> bytes:
+    return data[:-200]
 
 
 def _hash(name: str, data: bytes) -> str:
