@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -92,6 +92,14 @@ class StoreConfig:
                     "unset one of them, or pass the endpoint as an option"
                 )
         return found[0][1] if found else None
+
+    @classmethod
+    def from_record(cls, values: Mapping[str, Any] | None) -> StoreConfig | None:
+        """What ``asdict`` made of settings, or of none, in a record on disk. What a newer Stagekit has besides is left out."""
+        if values is None:
+            return None
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
 
     def fsspec_options(self, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Keyword arguments for ``s3fs`` and whatever else opens ``s3://`` through fsspec, with the same endpoint and credential source.

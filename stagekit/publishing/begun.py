@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..config import StoreConfig, home_directory
@@ -87,9 +87,6 @@ def _read(path: Path) -> Begun:
         values = json.loads(path.read_bytes())
         if values["format"] != _FORMAT or values["version"] != 1:
             raise ManifestError(f"{path} is no note of a publication that this Stagekit reads; install a newer one")
-        store = values["store"]
-        known = {one.name for one in fields(StoreConfig)}
-        config = StoreConfig(**{key: value for key, value in store.items() if key in known}) if store is not None else None
-        return Begun(str(values["url"]), config)
+        return Begun(str(values["url"]), StoreConfig.from_record(values["store"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(f"{path} is damaged: it does not say which publication was begun ({error})") from None

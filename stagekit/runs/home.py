@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -99,11 +99,9 @@ def _device(directory: Path) -> int | None:
 def _read(path: Path) -> KnownRun:
     values = unseal(path.read_bytes(), "stagekit-known-run", 1, source=str(path))
     try:
-        store = values["store"]
-        known = {one.name for one in fields(StoreConfig)}
         return KnownRun(
             url=str(values["url"]),
-            store=StoreConfig(**{key: value for key, value in store.items() if key in known}) if store is not None else None,
+            store=StoreConfig.from_record(values["store"]),
             spools=tuple(Path(item) for item in values["spools"]),
             watched=tuple(Path(item) for item in values["watched"]),
             working=tuple(Path(item) for item in values.get("working", ())),

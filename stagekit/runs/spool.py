@@ -28,7 +28,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..budget import pinning
@@ -156,14 +156,13 @@ class Entry:
         source = directory / "record.json"
         values = unseal(source.read_bytes(), "stagekit-pending-save", 1, source=str(source))
         try:
-            name, best, store = values["name"], values["best"], values["store"]
-            known = {one.name for one in fields(StoreConfig)}
+            name, best = values["name"], values["best"]
             return cls(
                 directory=directory,
                 session=values["session"],
                 origin=values["origin"],
                 run=values["run"],
-                store=StoreConfig(**{key: value for key, value in store.items() if key in known}) if store is not None else None,
+                store=StoreConfig.from_record(values["store"]),
                 step=values["step"],
                 counter=values["counter"],
                 files=[PinnedFile(**file) for file in values["files"]],

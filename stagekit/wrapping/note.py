@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..config import StoreConfig, home_directory
@@ -117,12 +117,10 @@ def _folder(home: Path) -> Path:
 def _read(path: Path, home: Path) -> Note:
     values = unseal(path.read_bytes(), "stagekit-wrapped", 1, source=str(path))
     try:
-        store = values["store"]
-        known = {one.name for one in fields(StoreConfig)}
         return Note(
             attempt=str(values["attempt"]),
             url=str(values["url"]),
-            store=StoreConfig(**{key: value for key, value in store.items() if key in known}) if store is not None else None,
+            store=StoreConfig.from_record(values["store"]),
             watched={str(name): Path(place) for name, place in values["watched"].items()},
             patterns=tuple(values["patterns"]),
             quiet_s=float(values["quiet_s"]),
