@@ -22,15 +22,17 @@ _DURATION_UNITS = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
+_LEAST_BARE = 4096
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(text: str | int, *, name: str = "size") -> int:
     """Bytes from ``"256MiB"``, ``"1.5 GB"``, ``"4096"`` or a number. ``kB MB GB TB`` are powers of 1000, ``KiB MiB GiB TiB`` of 1024.
 
-    Raises ``UsageError`` for anything else, naming ``name``.
+    Raises ``UsageError`` for anything else, naming ``name``; also for text such as ``"16"``, whose unit was forgotten.
     """
     number = _parse(str(text), _SIZE_UNITS, name, "a size such as 256MiB or 80GB")
+    _refuse_without_unit(text, text, number, name)
     return round(number)
 
 
@@ -42,7 +44,7 @@ def parse_duration(text: str | float, *, name: str = "duration") -> float:
 def parse_rate(text: str | float, *, name: str = "rate") -> float:
     """Bytes per second from ``"20MB/s"``, ``"40Mbit/s"``, ``"40Mbps"`` or a number of bytes per second.
 
-    Raises ``UsageError`` naming ``name``.
+    Raises ``UsageError`` naming ``name``, also for text such as ``"20"``, whose unit was forgotten.
     """
     stripped = str(text).strip()
     if stripped.endswith("bps"):  # a small b is a bit, as links are sold; MBps are bytes
@@ -51,7 +53,9 @@ def parse_rate(text: str | float, *, name: str = "rate") -> float:
     bits = re.fullmatch(r"(.*?)bit", stripped, re.IGNORECASE)
     if bits:
         return _parse(bits.group(1) + "B", _SIZE_UNITS, name, "a rate such as 20MB/s or 40Mbit/s") / 8
-    return _parse(stripped, _SIZE_UNITS, name, "a rate such as 20MB/s or 40Mbit/s")
+    number = _parse(stripped, _SIZE_UNITS, name, "a rate such as 20MB/s or 40Mbit/s")
+    _refuse_without_unit(text, stripped, number, name, "/s")
+    return number
 
 
 def check_whole(value: object, *, name: str, minimum: int, unit: str = "") -> None:
@@ -72,6 +76,13 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], name: str, expec
     if match is None or factor is None:
         raise UsageError(f"{name}: {text!r} is not {expected}")
     return float(match.group(1)) * factor
+
+
+def _refuse_without_unit(given: object, number: object, value: float, name: str, per: str = "") -> None:
+    """A few bytes are nobody's limit, so a small number that somebody typed lacks its unit. A program's number is what it says."""
+    if isinstance(given, str) and str(number).strip()[-1].isdigit() and 0 < value < _LEAST_BARE:
+        text = str(number).strip()
+        raise UsageError(f"{name}: {given!r} has no unit and would be bytes; write {text}GB{per} or {text}MB{per} (or {text}B{per})")
 
 
 def format_size(size_bytes: float) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -33,6 +34,15 @@ def test_sizes(text: str | int, expected: int) -> None:
 def test_what_is_no_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match=r"shard_size: .* is not a size such as 256MiB or 80GB"):
         parse_size(text, name="shard_size")
+
+
+@pytest.mark.parametrize(("text", "meant"), [("16", "16GB or 16MB (or 16B)"), (" 1.5 ", "1.5GB or 1.5MB (or 1.5B)"), ("4095", "4095GB")])
+def test_a_size_whose_unit_was_forgotten_is_refused(text: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"disk: {text!r} has no unit and would be bytes; write {meant}")):
+        parse_size(text, name="disk")
+    with pytest.raises(UsageError, match=r"limit: '20/s' has no unit and would be bytes; write 20GB/s or 20MB/s \(or 20B/s\)"):
+        parse_rate("20/s", name="limit")
+    assert [parse_size("0"), parse_size(16), parse_size("16B"), parse_rate(20), parse_rate("20B/s")] == [0, 16, 16, 20, 20]
 
 
 @pytest.mark.parametrize(

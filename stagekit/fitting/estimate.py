@@ -29,6 +29,7 @@ from .vram import Vram, vram
 
 Verdict = Literal["fits", "does not fit", "cannot tell"]
 
+_LEAST_MEMORY = 10**9
 _SEVERAL = re.compile(r"(\d+)\s*[x×*]\s*(.+)", re.IGNORECASE)
 _EIGHTY = 80_000_000_000
 _MARKS = {"ok": "ok", "note": "note", "bad": "NO", "unknown": "?"}
@@ -206,19 +207,27 @@ def fit(
 
 
 def _server(gpu: str, ram: str | int | None, disk: str | int | None, look: Callable[[], tuple[Gpu, ...]]) -> Server:
-    ram_size = parse_size(ram, name="ram") if ram is not None else None
+    ram_size = _memory(ram, "ram") if ram is not None else None
     disk_size = parse_size(disk, name="disk") if disk is not None else None
     if gpu != "auto":
         several = _SEVERAL.fullmatch(gpu.strip())
         number, size = (int(several[1]), several[2]) if several else (1, gpu)
         if not 1 <= number <= 1024:
             raise UsageError(f"gpu: {gpu!r} is {number} GPUs; 1 to 1,024 are meant")
-        return Server((Gpu("GPU", None, parse_size(size, name="gpu")),) * number, ram_size, disk_size)
+        return Server((Gpu("GPU", None, _memory(size, "gpu")),) * number, ram_size, disk_size)
     found = look()
     if not found:  # no server for training, so its RAM and disk are nothing to judge by
         return Server((), ram_size, disk_size)
     here = look_at_disk(Path.cwd()).free_bytes
     return Server(found, ram_size if ram_size is not None else ram_bytes(), disk_size if disk_size is not None else here)
+
+
+def _memory(text: str | int, name: str) -> int:
+    """A mistyped unit must not become a verdict."""
+    size = parse_size(text, name=name)
+    if size < _LEAST_MEMORY:
+        raise UsageError(f"{name}: {text!r} is {format_size(size)}; a server's has at least 1 GB, such as {name}=24GB")
+    return size
 
 
 def _data(url: str | None, store: StoreConfig | None, on_event: Subscriber) -> Data | None:
