@@ -101,7 +101,7 @@ class _Opener:
             elif isinstance(pattern, Location):
                 yield from self._text(str(pattern))
             else:
-                yield from self._below(pattern)
+                yield from self._below(open_store(pattern))  # which refuses what is no place
 
     def _text(self, text: str) -> Iterator[_Named]:
         location = Location.parse(text)

@@ -245,6 +245,8 @@ def shard(
                 "samples from a program are written in their order by this process: besides source and dest only shard_size, "
                 "samples_per_shard, takeover, store and on_event mean something for them"
             )
+        if not isinstance(source, Iterable):
+            raise UsageError(f"source: {source!r} is neither a path, a URL, a source, nor an iterable of samples")
         with ShardWriter(
             dest, shard_size=shard_size, samples_per_shard=samples_per_shard, takeover=takeover, store=store, on_event=on_event
         ) as writer:

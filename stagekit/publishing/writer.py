@@ -47,9 +47,9 @@ class ShardWriter:
     one is dead (else it raises ``PublishError``, and ``takeover=True`` decides). A destination that holds a data set is refused.
 
     Samples stay in the order in which they are written. A new shard starts where ``shard_size`` (headers and padding included) or
-    ``samples_per_shard`` would be exceeded. A large overhead, samples larger than a shard, and keys that are easily mixed up are reported
-    at the end. Values are bytes, or what their field's extension stands for: ``shards.sample.encode_field`` has the table. Names that
-    start with ``__`` other than ``__key__`` are not stored, as with WebDataset's own writer.
+    ``samples_per_shard`` would be exceeded. Values are bytes, or what their field's extension stands for: ``shards.sample.encode_field``
+    has the table. Names that start with ``__`` other than ``__key__`` are not stored, as with WebDataset's own writer. That is reported at
+    the end, and so are a large overhead, samples larger than a shard, and keys that are easily mixed up.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class ShardWriter:
         self._open: _OpenShard | None = None
         self._keys: set[str] = set()
         self._oversized: list[str] = []
+        self._left_out: set[str] = set()
         self._records: list[ShardRecord] = []
         self._objects: list[Stored] = []
         self._fields: dict[str, FieldTotals] = {}
@@ -119,12 +120,17 @@ class ShardWriter:
             raise PublishError(
                 f"publishing to {self._store.location}: an earlier sample failed while it was sent, so nothing will be published"
             )
+        if not isinstance(sample, Mapping):
+            raise ShardError(
+                f"a sample is a mapping such as {{'__key__': 'a', 'txt': 'one'}}, and not of the type {type(sample).__name__}; give it "
+                "a '__key__' and a name to each field"
+            )
         key = sample.get("__key__")
         if not isinstance(key, str):
             raise ShardError(f"a sample needs a '__key__' that is a text, not {key!r}")
         if key in self._keys:
             raise DuplicateKey(f"the key {key!r} was written before; give each sample its own key")
-        fields = {name: encode_field(name, value, key=key) for name, value in sample.items() if not name.startswith("__")}
+        fields = {name: encode_field(name, value, key=key) for name, value in sample.items() if self._is_field(name, key)}
         if not fields:
             raise ShardError(f"the sample {key!r} has no field; a shard cannot hold it")
         size = sum(member_bytes(member_name(key, name), len(data)) for name, data in fields.items())
@@ -142,6 +148,16 @@ class ShardWriter:
         if self._bytes - self._reported_bytes >= _REPORT_EVERY_BYTES:
             self._reported_bytes = self._bytes
             self._on_event(Progress("shard", self._bytes, note=counted(len(self._keys), "sample")))
+
+    def _is_field(self, name: object, key: str) -> bool:
+        """Whether a name of a sample is that of a field; what is about the sample is left out, and told at the end."""
+        if not isinstance(name, str):
+            raise ShardError(f"the sample {key!r} has a field named {name!r}; a field's name is a text, an extension such as 'txt'")
+        if not name.startswith("__"):
+            return True
+        if name != "__key__":
+            self._left_out.add(name)
+        return False
 
     def _is_full(self, builder: ShardBuilder, added: int) -> bool:
         return builder.bytes + added > self._shard_size or builder.samples == self._samples_per_shard
@@ -196,6 +212,11 @@ class ShardWriter:
         yield from overhead_notes(payload, sum(record.bytes for record in self._records), sum(one.samples for one in self._fields.values()))
         yield from oversized_notes(self._oversized, self._shard_size)
         yield from near_duplicate_notes(near_duplicates(self._keys))
+        if self._left_out:
+            yield (
+                f"left out: {', '.join(sorted(self._left_out))}; names that start with two underscores belong to the sample itself. "
+                "Rename what is to be kept"
+            )
 
     def _abandon(self, error: BaseException) -> None:
         """Take back what was sent: without its manifest nobody can use it."""

@@ -158,7 +158,7 @@ def encode_field(field: str, value: object, *, key: str = "") -> bytes:
     ==========================================  ============================================================================
     any                                         ``bytes``, ``bytearray``, ``memoryview``: as they are
     ``txt text transcript``                     ``str`` in UTF-8, or a number in decimal
-    ``cls cls2 class count index inx id``       ``int`` or ``bool`` in decimal, or ``str``
+    ``cls cls2 class count index inx id``       ``int`` or ``bool`` in decimal, or a ``str`` of such a number
     ``json jsn``                                whatever JSON knows; a ``str`` becomes a JSON string
     ``npy``                                     an array or a tensor
     ``npz``                                     a dictionary of arrays
@@ -195,12 +195,22 @@ def _encode(last: str, value: Any) -> bytes | None:
     if last in _IMAGE:
         return _image(_IMAGE[last], value)
     if isinstance(value, str):
+        if last in NUMBER_FIELDS and not _is_number(value):
+            raise ValueError(f"{value!r} is no number, which readers make of it")
         return value.encode()
     if last in NUMBER_FIELDS or last in TEXT_FIELDS:
         if isinstance(value, float):
             return repr(value).encode() if last in TEXT_FIELDS else None
         return str(operator.index(_plain(value))).encode()
     return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        int(text.encode("ascii"))
+    except ValueError:
+        return False
+    return True
 
 
 def _plain(value: Any) -> Any:

@@ -58,6 +58,8 @@ class Mix:
     ) -> None:
         if not sources:
             raise UsageError("a mix needs at least one source")
+        if not isinstance(sources, Mapping):
+            raise UsageError(f"a mix takes a mapping from names to data sets, such as {{'web': 's3://bucket/web'}}, not {sources!r}")
         if samples is not None and samples < 1:
             raise UsageError(f"samples: an epoch of {samples} samples is none")
         shares = _weights(sources, weights)

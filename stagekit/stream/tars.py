@@ -54,7 +54,12 @@ class Tars:
         on_event: Subscriber = ignore,
     ) -> None:
         texts = [patterns] if isinstance(patterns, str | os.PathLike) else patterns
+        other = next((one for one in texts if not isinstance(one, str | os.PathLike)), None)
+        if other is not None:
+            raise UsageError(f"reading tars: {other!r} is no name of a tar; give names such as s3://bucket/shard-{{000000..000099}}.tar")
         self.locations = [_location(text) for one in texts for text in expand(os.fspath(one))]
+        if not self.locations:
+            raise UsageError("reading tars: the list names none; check what it was made from, such as the pattern of a glob")
         self.store = self._open(store, allow_mount, on_event)
         self.infos = list(each(self._look, range(len(self.locations)), threads=min(connections, len(self.locations))))
         lines = "".join(f"{location}\n" for location in self.locations)

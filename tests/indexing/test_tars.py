@@ -110,3 +110,8 @@ def test_what_is_refused(base: str, patterns: list[str], dest: str, error: type[
         words = "it and .*/0.tar would both be called shards/0.tar; name each tar once, or choose another destination"
     with pytest.raises(error, match=words):
         find([pattern.format(base=base) for pattern in patterns], Location.parse(dest.format(base=base)))
+
+
+def test_what_names_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="3 is no location; give a directory or a URL"):
+        find([3], Location.parse(tmp_path))  # type: ignore[list-item]

@@ -60,18 +60,19 @@ def test_a_shard_is_as_full_as_it_can_be(tmp_path: Path) -> None:
 def test_what_a_person_should_know_is_said_at_the_end(tmp_path: Path) -> None:
     told: list[Event] = []
     samples = [
-        {"__key__": "a", "txt": "x"},
-        {"__key__": "B", "txt": "y"},
+        {"__key__": "a", "txt": "x", "__url__": "s3://b/x.tar"},
+        {"__key__": "B", "txt": "y", "__source__": "web"},
         {"__key__": "b", "txt": "z"},
         {"__key__": "c", "bin": bytes(900)},
     ]
     shard(samples, tmp_path / "out", shard_size=2048, on_event=told.append)
-    overhead, oversized, alike = (event.text for event in told if isinstance(event, Message))
+    overhead, oversized, alike, left_out = (event.text for event in told if isinstance(event, Message))
     assert "tar headers and padding add" in overhead
     assert "put the small fields of a sample into one" in overhead
     assert oversized == "1 sample larger than the shard size of 2.05 kB, in a larger shard of its own: c"
     assert "keys that differ only in case or Unicode normalisation stay apart" in alike
     assert "'B'; 'b'" in alike
+    assert left_out.startswith("left out: __source__, __url__; names that start with two underscores belong to the sample itself")
     told.clear()
     shard([{"__key__": f"{n}", "bin": bytes(50_000)} for n in range(3)], tmp_path / "large", on_event=told.append)
     assert not [event for event in told if isinstance(event, Message)]
@@ -140,6 +141,12 @@ def test_a_bad_sample_is_refused_and_the_next_one_is_welcome() -> None:
             writer.write(sample(1))
         with pytest.raises(ShardError, match="needs a '__key__' that is a text, not None"):
             writer.write({"jpg": b""})
+        with pytest.raises(ShardError, match=r"a sample is a mapping such as \{'__key__'.* not of the type tuple"):
+            writer.write(("x", 1))  # type: ignore[arg-type]
+        with pytest.raises(ShardError, match="the sample 'x' has a field named 1; a field's name is a text"):
+            writer.write({"__key__": "x", 1: b""})  # type: ignore[dict-item]
+        with pytest.raises(ShardError, match=r"'cls' of the sample 'x' .* 'cat' is no number"):
+            writer.write({"__key__": "x", "cls": "cat"})
         with pytest.raises(ShardError, match="'empty' has no field"):
             writer.write({"__key__": "empty", "__url__": "x"})
         with pytest.raises(ShardError, match="'jpg' of the sample 'x' cannot hold a value of the type object"):
@@ -281,6 +288,8 @@ def test_shard_takes_an_iterable_of_samples() -> None:
     dataset = shard((sample(number) for number in range(10)), MemoryStore("memory://writer/iterable"), samples_per_shard=4)
     assert [one["__key__"] for one in dataset] == [f"k{number:03d}" for number in range(10)]
     assert len(dataset.shards) == 3
+    with pytest.raises(UsageError, match="source: 5 is neither a path, a URL, a source, nor an iterable of samples"):
+        shard(5, "memory://writer/none")  # type: ignore[arg-type]
 
 
 def test_an_iterable_that_raises_publishes_nothing() -> None:

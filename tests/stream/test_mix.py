@@ -262,6 +262,8 @@ def test_what_a_mix_says(web: Dataset, code: Dataset) -> None:
         mix[0]
     with pytest.raises(UsageError, match="at least one source"):
         Mix({})
+    with pytest.raises(UsageError, match=r"takes a mapping from names to data sets, such as .* not 5"):
+        Mix(5)  # type: ignore[arg-type]
     # What a lane reads of a source is in one piece where the mix's positions are.
     assert mix.passes(0, 0, ((0, 73),)) == [(0, ((0, 13),))]
     assert mix.passes(0, 2, share(((0, 73),), 0, 2)) == [(2, ((0, mix.blend.before(37)[0]),))]

@@ -292,6 +292,10 @@ class TestFaults:
             loader("s3://bucket/a.tar.gz")
         with pytest.raises(UsageError, match=r"'\*' is no brace notation"):
             loader(str(tmp_path / "*.tar"))
+        with pytest.raises(UsageError, match="the list names none; check what it was made from, such as the pattern of a glob"):
+            StreamLoader([], 4)
+        with pytest.raises(UsageError, match="reading tars: 3 is no name of a tar"):
+            StreamLoader([3], 4)  # type: ignore[list-item]
         with pytest.raises(UsageError, match=r"does not end in \.tar"):
             loader([str(tmp_path / "shard-000000.tar"), "data"])
         with pytest.raises(UsageError, match="virtual_ranks: plain tars are divided whole"):
