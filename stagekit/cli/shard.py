@@ -106,9 +106,9 @@ def command(
 ) -> None:
     """Pack raw data into WebDataset shards, straight into the bucket.
 
-    SOURCE is a folder or a URL: files with the same path up to the first dot of their name are one sample. Or it is a table (JSON lines,
-    CSV, Parquet, a saved Hugging Face data set): each row is a sample. DEST is a URL or a directory; nothing is visible there as a data
-    set before everything is. The same command goes on where it was interrupted, and does nothing when it is done.
+    SOURCE is a path or a URL. Of a folder, files with the same path up to the first dot of their name are one sample; of a table (JSON
+    lines, CSV, Parquet, a saved Hugging Face data set) each row is, and of text each document. DEST is a URL or a directory; nothing is
+    visible there as a data set before everything is. The same command goes on where it was interrupted, and does nothing when it is done.
     """
     from .. import mds, publishing
     from ..errors import UsageError

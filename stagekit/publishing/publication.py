@@ -200,9 +200,9 @@ def shard(
 ) -> Dataset:
     """Pack ``source`` into WebDataset shards at ``dest`` and return the data set.
 
-    ``source`` is a folder, a table (JSON lines, CSV, Parquet, what ``datasets`` saved), text, a URL below which the raw files lie, a
-    ``Source``, or any iterable of samples as ``ShardWriter.write`` takes them (its docstring then holds: a stream cannot be continued,
-    so a rerun starts afresh). ``source_format`` says which where the name does not.
+    ``source`` is a folder, a table (JSON lines, CSV, Parquet, what ``datasets`` saved) or text, by its path or URL; a ``Source``; or any
+    iterable of samples as ``ShardWriter.write`` takes them (its docstring then holds: a stream cannot be continued, so a rerun starts
+    afresh). ``source_format`` says which where the name does not.
 
     The data set is there completely or not at all: its manifest is written last. After an error, Ctrl-C or a crash nothing is published,
     finished shards stay, and the same call continues with what is missing; the result is byte-identical to an undisturbed run, whatever
