@@ -90,6 +90,6 @@ def _find_namesake() -> str | None:
 if _namesake := _find_namesake():
     warnings.warn(
         f"The unrelated distribution 'stagekit' is installed too ({_namesake}) and writes into the same folder as stagekit-ml. "
-        "Remove both with: pip uninstall stagekit stagekit-ml, then install stagekit-ml again.",
+        "Remove both with: pip uninstall stagekit stagekit-ml, then install Stagekit again, from its clone or git URL.",
         stacklevel=2,
     )

@@ -45,6 +45,8 @@ Where Python already has a word for what happened, the class is that as well, so
 
 from __future__ import annotations
 
+from .installing import install_line
+
 
 class StagekitError(Exception):
     """Base of all errors that Stagekit raises on purpose. The message says what was attempted, on which object, and what to try next."""
@@ -225,4 +227,4 @@ class MissingExtra(StagekitError, ImportError):
     @classmethod
     def of(cls, extra: str, package: str, purpose: str) -> MissingExtra:
         """The error for ``package``, which ``purpose`` needs and the extra ``extra`` brings."""
-        return cls(f"{purpose} needs the package {package!r}, which is not installed. Install it with: pip install 'stagekit-ml[{extra}]'")
+        return cls(f"{purpose} needs the package {package!r}, which is not installed. Install it with: {install_line(extra, package)}")

@@ -34,6 +34,7 @@ LEVELS = {
     "advice": 0,
     "histogram": 0,
     "facts": 0,
+    "installing": 0,
     "pickles": 0,
     # ground
     "store": 1,

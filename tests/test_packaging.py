@@ -187,7 +187,7 @@ def import_beside(directory: Path, distribution: str) -> str:
 def test_import_tells_when_the_unrelated_stagekit_is_installed_too(tmp_path: Path, distribution: str) -> None:
     printed = import_beside(tmp_path / "site", distribution)
     assert f"UserWarning: The unrelated distribution 'stagekit' is installed too ({tmp_path / 'site' / distribution})" in printed
-    assert "Remove both with: pip uninstall stagekit stagekit-ml, then install stagekit-ml again." in printed
+    assert "Remove both with: pip uninstall stagekit stagekit-ml, then install Stagekit again, from its clone or git URL." in printed
 
 
 @pytest.mark.parametrize("distribution", ["stagekit_ml-0.1.0.dist-info", "stagekit_tools-1.0.dist-info", "stagekit", "other-1.0.dist-info"])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..facts import Fact
+from ..installing import install_line
 from ..mounts import Judgement
 from ..units import format_size
 from .disks import Disk
@@ -57,9 +58,8 @@ def machine_facts(machine: Machine) -> list[Fact]:
 def _torch_fact(machine: Machine) -> Fact:
     torch = machine.torch
     if torch is None:
-        return Fact(
-            "torch", "note", "not installed", "install PyTorch before training here: pip install 'stagekit-ml[torch]'", {"version": None}
-        )
+        advice = f"install PyTorch before training here: {install_line('torch', 'torch')}"
+        return Fact("torch", "note", "not installed", advice, {"version": None})
     built = f"built for CUDA {torch.cuda}" if torch.cuda else "built for the CPU"
     values = {"version": torch.version, "cuda": torch.cuda, "cuda_available": torch.available}
     if torch.trouble is not None:

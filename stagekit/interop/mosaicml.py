@@ -113,7 +113,9 @@ def _stream(
 def _feed(stream: Any, downloads: Downloads) -> None:
     """Put ``downloads`` where this one stream has its own downloader."""
     if not hasattr(stream, "_downloader"):
-        raise MissingExtra.of("mosaicml", "mosaicml-streaming>=0.10", "stagekit.interop.mosaicml")
+        raise MissingExtra(
+            "stagekit.interop.mosaicml needs a newer mosaicml-streaming. Install it with: pip install 'mosaicml-streaming>=0.10'"
+        )
     stream._downloader = downloads
 
 

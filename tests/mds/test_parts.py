@@ -172,7 +172,7 @@ def test_options_that_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_without_the_package_the_extra_is_named_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "streaming", None)
-    with pytest.raises(MissingExtra, match=r"needs the package 'mosaicml-streaming'.*pip install 'stagekit-ml\[mosaicml\]'"):
+    with pytest.raises(MissingExtra, match=r"needs the package 'mosaicml-streaming'.*pip install '?mosaicml-streaming"):
         stagekit.shard_mds(raw(tmp_path / "raw"), tmp_path / "out")
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
     assert begun() == [], "teardown would ask for shards of which none was made"
