@@ -74,8 +74,8 @@ class MdsPublication:
             f"  {counted(self.samples, 'sample')} in {counted(len(self.entries), 'shard')} of MosaicML's format, {format_size(self.bytes)}",
             *(f"  {name}: {encoding}" for name, encoding in self.outline.columns.items()),
         ]
-        if self.outline.plan.left_out:
-            lines.append(f"  left out: {self.outline.plan.left_out}")
+        if left_out := self.outline.plan.left_out_with(len(self.bad)):
+            lines.append(f"  left out: {left_out}")
         if self.bad:
             lines.append(f"  skipped: {format_count(len(self.bad))} bad, listed above")
         return [*lines, *stream_it(self.code)]

@@ -89,8 +89,12 @@ class Outline:
     @property
     def left_out(self) -> str:
         """``3 dot-files, 1 symbolic links``; empty when everything is packed."""
+        return self.left_out_with(len(self.bad))
+
+    def left_out_with(self, bad: int) -> str:
+        """``left_out`` when ``bad`` could not be packed in all, those included that only reading told."""
         parts = [f"{format_count(count)} {reason}" for reason, count in sorted(self.skipped.items())]
-        return ", ".join(parts + ([f"{format_count(len(self.bad))} that cannot be packed"] if self.bad else []))
+        return ", ".join(parts + ([f"{format_count(bad)} that cannot be packed"] if bad else []))
 
 
 def outline(source: Source, *, shard_size: int, samples_per_shard: int | None = None, fit: Callable[[Plan], int] | None = None) -> Outline:

@@ -76,8 +76,8 @@ class Publication:
             if self.grown_from is not None:
                 done += f"; {counted(manifest.samples - self.grown_from.samples, 'new sample')}"
         lines = [done, *dataset_lines(manifest)]
-        if self.outline.left_out:
-            lines.append(f"  left out: {self.outline.left_out}")
+        if left_out := self.outline.left_out_with(len(self.bad)):
+            lines.append(f"  left out: {left_out}")
         if self.bad:
             lines.append(f"  skipped: {format_count(len(self.bad))} bad, listed above")
         return [*lines, *stream_it(self.code)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,24 @@ def _constant(name: str) -> None:
     raise ValueError(f"{name} is a number of no JSON reader but Python's")
 
 
+def _check_characters(value: object) -> None:
+    """Raise ``BadRow`` when a text in ``value`` is no Unicode, which an escape can write."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise BadRow(f"its text holds half a character (a lone surrogate, \\u{ord(error.object[error.start]):x})") from None
+
+
+def _finite(text: str) -> float:
+    """A number with a point or an exponent, as Python reads it."""
+    value = float(text)
+    if math.isinf(value):
+        raise BadRow(f"its number {text} is too large, and infinity to those who read it")
+    return value
+
+
 # What ``JSONDecoder.decode`` calls, without what it does about white space, of which a line has none at its ends.
-_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(parse_constant=_constant).scan_once  # type: ignore[attr-defined]  # not in the stubs
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(parse_float=_finite, parse_constant=_constant).scan_once  # type: ignore[attr-defined]  # not in the stubs
 
 
 @dataclass(frozen=True)
@@ -62,6 +79,8 @@ class JsonLines:
             value, end = _scan(text, 0)
             if end != len(text):
                 raise ValueError(f"something follows the value at character {end + 1}")
+            if "\\" in text and ("\\ud" in text or "\\uD" in text):
+                _check_characters(value)
         except UnicodeDecodeError as error:
             raise BadRow(f"byte {error.start + 1} of it is not UTF-8") from None
         except StopIteration as error:

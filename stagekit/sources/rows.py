@@ -256,7 +256,8 @@ class RowSource:
         return f"line {line}" if self.table.counts == "line" else f"row {line - 1}"
 
     def bad(self, part: Part, line: int, reason: str) -> SourceError:
-        return SourceError(f"reading {self.where(part, line)}: {reason} (--on-bad skip counts such rows and goes on)")
+        advice = " (--on-bad skip counts such rows and goes on)" if self.rules.on_bad == "raise" else ""
+        return SourceError(f"reading {self.where(part, line)}: {reason}{advice}")
 
     @property
     def as_it_is(self) -> bool:

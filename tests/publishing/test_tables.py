@@ -133,7 +133,9 @@ def test_a_bad_row_ends_the_run_or_is_skipped_and_listed(tmp_path: Path, capsys:
     out, err = capsys.readouterr()
     assert "  4 samples in 1 shard, " in out
     assert "  skipped: 1 bad, listed above" in out
+    assert "  left out: 1 that cannot be packed" in out
     assert f"skipped 000000002: reading {path}, line 3: it is no JSON (" in err
+    assert "--on-bad" not in err, "it was given"
     assert [sample["__key__"] for sample in Dataset(tmp_path / "out")] == ["000000000", "000000001", "000000003", "000000004"]
 
 

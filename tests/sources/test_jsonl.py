@@ -43,10 +43,10 @@ def fails(source: RowSource, kind: type[Exception]) -> str:
 
 
 def test_a_row_is_a_sample_with_its_own_bytes(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", b'{"x": 1.0,  "y":"\xc3\xa9"}', b"", b'  {"x":1e400000}\r', b'{"z": []}')
+    path = write(tmp_path / "a.jsonl", b'{"x": 1.0,  "y":"\xc3\xa9"}', b"", b'  {"x":1e300}\r', b'{"z": []}')
     assert content(jsonl(path)) == {
         "000000000": {"json": b'{"x": 1.0,  "y":"\xc3\xa9"}'},
-        "000000001": {"json": b'{"x":1e400000}'},
+        "000000001": {"json": b'{"x":1e300}'},
         "000000002": {"json": b'{"z": []}'},
     }
 
@@ -147,6 +147,8 @@ BROKEN = {
     b'{"a": 1} x': "it is no JSON (something follows the value at character 9",
     b"x": "it is no JSON (Expecting value at character 1)",
     b'{"a": NaN}': "it is no JSON (NaN is a number of no JSON reader but Python's)",
+    b'{"a": [0.5, -1e999]}': "its number -1e999 is too large, and infinity to those who read it",
+    b'{"a": {"b": "x\\uD83Dy"}}': "its text holds half a character (a lone surrogate, \\ud83d)",
     b'{"a": "\xff"}': "byte 8 of it is not UTF-8",
     b"[1, 2]": "it holds JSON, but no object ({…}): '[1, 2]'",
     b"[" * 100_000: "nested too deeply",
@@ -168,6 +170,14 @@ def test_a_row_that_is_broken(tmp_path: Path, row: bytes, key: str | None) -> No
     assert message.startswith(f"reading {path}, line 3: ")
     assert BROKEN[row] in message
     assert message.endswith(" (--on-bad skip counts such rows and goes on)")
+    if key is None:
+        skipped = content(jsonl(path, on_bad="skip"))["000000001"]
+        assert skipped == message.removesuffix(" (--on-bad skip counts such rows and goes on)"), "it is skipped already"
+
+
+def test_a_whole_character_in_two_escapes_is_none_that_is_broken(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'{"id": "a", "n": 1e99, "t": "\\ud83d\\ude00"}')
+    assert content(jsonl(path, key="id"))["a"] == {"json": b'{"id": "a", "n": 1e99, "t": "\\ud83d\\ude00"}'}
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -177,7 +187,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a truth as key": ({"key": "id"}, {"id": True}, "its key column 'id' holds bool; "),
     "no text": ({"text": "text"}, {"id": "x"}, "it has no column 'text'; it has id"),
     "a number as text": ({"text": "text"}, {"text": 5}, "its column 'text' holds int, and a document is text"),
-    "half a character": ({"text": "text"}, {"text": "a\ud800"}, "its text holds half a character (a lone surrogate) at 1"),
+    "half a character": ({"text": "text"}, {"text": "a\ud800"}, "its text holds half a character (a lone surrogate, \\ud800)"),
     "no file column": ({"files": ["file"]}, {"id": "x"}, "it has no column 'file'"),
     "a file that is not there": ({"files": ["file"]}, {"file": "gone.jpg"}, "gone.jpg, which is not there"),
     "a file outside": (
