@@ -30,7 +30,7 @@ from typing import Literal
 
 from . import lightning, trainer
 from .dcp import METADATA, missing_dcp
-from .whole import is_whole
+from .whole import is_whole, tells_its_end
 
 Kind = Literal["trainer", "dcp", "accelerate", "lightning", "pattern"]
 Stat = tuple[int, int, int]
@@ -44,7 +44,7 @@ ABANDONED = ".abandoned"
 _STEP = re.compile(r"(?:step|iter|global_step|checkpoint)[=_-]?0*([0-9]{1,12})(?![0-9])", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![0-9.])0*([0-9]{1,12})(?![0-9.])")
 _TRAINERS = re.compile(r"(trainer_state\.json|training_args\.bin|optimizer|scheduler\.pt|rng_state|global_step|latest|pytorch_model_fsdp)")
-_TELLS_ITS_END = (".safetensors", ".json", ".pt", ".pth", ".bin", ".ckpt")
+_HAVE_AN_END = (".safetensors", ".json", ".pt", ".pth", ".bin", ".ckpt")
 _STRUCTURED = ("trainer", "dcp")
 _EFFECTIVE = os.access in os.supports_effective_ids
 _RESTLESS = 10
@@ -84,8 +84,13 @@ class Found:
         return times.get(trainer.STATE, 0) >= max((time for path, time in times.items() if not path.startswith("rng_state_")), default=0)
 
     def tells_its_end(self) -> bool:
-        """Whether a file that was cut would be noticed, for every file."""
-        return self.kind in _STRUCTURED or all(path.endswith(_TELLS_ITS_END) for path in self.stats)
+        """Whether a save that was cut would be noticed. A directory of unknown layout may lack files, however whole the others are."""
+        return self.kind in _STRUCTURED or (self.path.is_file() and tells_its_end(self.path))
+
+    @property
+    def times_ns(self) -> list[int]:
+        """When each file was written last."""
+        return [time_ns for _, _, time_ns in self.stats.values()]
 
     def lacking(self, world_size: int | None = None) -> list[str]:
         """What it lacks to be finished, apart from quiet; nothing when nothing is."""
@@ -105,7 +110,7 @@ class Found:
         if self.kind == "dcp":
             return missing_dcp(self.path)
         base = self.path if self.path.is_dir() else self.path.parent
-        return [path for path in self.stats if path.endswith(_TELLS_ITS_END) and not is_whole(base / path)]
+        return [path for path in self.stats if path.endswith(_HAVE_AN_END) and not is_whole(base / path)]
 
     def why_not(self) -> str:
         """The sentence about one that is not sent."""

@@ -13,6 +13,9 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+_OF_TORCH = (".pt", ".pth", ".bin", ".ckpt")
+_ZIP = b"PK"
+
 
 def is_whole(path: Path) -> bool:
     """Whether ``path`` is a file that was written to its end, as far as its format tells; any other file counts when it is not empty.
@@ -25,9 +28,9 @@ def is_whole(path: Path) -> bool:
             return False
         if path.suffix == ".safetensors":
             return _safetensors_bytes(path) == size
-        if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        if path.suffix in _OF_TORCH:
             with path.open("rb") as file:
-                if file.read(2) != b"PK":
+                if file.read(2) != _ZIP:
                     return True  # the older format of torch.save, which has no end
             return zipfile.is_zipfile(path)
         if path.suffix == ".json":
@@ -35,6 +38,17 @@ def is_whole(path: Path) -> bool:
     except (OSError, ValueError, struct.error):
         return False
     return True
+
+
+def tells_its_end(path: Path) -> bool:
+    """Whether the format of ``path`` says where it ends, so that ``is_whole`` would notice a file that was cut."""
+    if path.suffix in _OF_TORCH:
+        try:
+            with path.open("rb") as file:
+                return file.read(2) == _ZIP
+        except OSError:
+            return False
+    return path.suffix in (".safetensors", ".json")
 
 
 def _safetensors_bytes(path: Path) -> int:

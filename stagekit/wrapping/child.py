@@ -51,14 +51,17 @@ class Child:
         self._heard = b""
         self._code: int | None = None
         self.pid = 0
-        verb, value = self._hear(None) or ("", 0)
+        self.cut_ns: int | None = None
+        """Once it has ended: when it was cut off, in nanoseconds since 1970; ``None`` for one that ended by itself. What was written
+        later, by what it had left behind, is whole."""
+        verb, *values = self._hear(None) or [""]
         if verb == "failed":
             self.close()
-            raise UsageError(f"starting {command[0]}: {os.strerror(value)}; check the name, or give its path")
+            raise UsageError(f"starting {command[0]}: {os.strerror(int(values[0]))}; check the name, or give its path")
         if verb != "started":
             self.close()
             raise WorkerDied(f"starting {command[0]}: the process that was to start it has ended")
-        self.pid = value
+        self.pid = int(values[0])
 
     @property
     def guardian_pid(self) -> int:
@@ -83,7 +86,8 @@ class Child:
         Raises ``WorkerDied`` when the inner process between was killed; the outer has ended the command then.
         """
         if self._code is None and (heard := self._hear(timeout_s)) is not None:
-            self._code = heard[1]
+            self._code, cut_ns = map(int, heard[1:])
+            self.cut_ns = cut_ns or None
             self.close()
         return self._code
 
@@ -99,7 +103,7 @@ class Child:
         with contextlib.suppress(OSError):
             os.write(self._control, f"{words}\n".encode())
 
-    def _hear(self, timeout_s: float | None) -> tuple[str, int] | None:
+    def _hear(self, timeout_s: float | None) -> list[str] | None:
         while b"\n" not in self._heard:
             if not select.select([self._status], [], [], timeout_s)[0]:
                 return None
@@ -108,8 +112,7 @@ class Child:
                 raise WorkerDied("the process between stagekit run and its command was killed, so the command was ended with SIGTERM")
             self._heard += data
         line, _, self._heard = self._heard.partition(b"\n")
-        verb, value = line.decode().split()
-        return verb, int(value)
+        return line.decode().split()
 
 
 def exit_code_of(code: int) -> int:

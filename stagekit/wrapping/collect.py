@@ -91,6 +91,8 @@ class Collector:
         self._filled: set[Path] = set()
         self.submitted = 0
         self.abandoned: list[Found] = []
+        self.aside: list[Path] = []
+        """What the command may have been in the middle of when it was cut off, by its new name."""
         self._held: list[Checkpoint] = []
         self.unsaved: dict[Path, str] = {}
         """Finished saves that could not be pinned, and why; each is tried again by the next ``scan``."""
@@ -190,19 +192,22 @@ class Collector:
             if found.path not in paths:
                 self._watch.take(found)
 
-    def scan(self, *, still: bool = False, killed: bool = False) -> None:
-        """Look, and hand over what is finished. ``still``: the command has ended. ``killed``: not by itself, so that what it wrote last may
-        be cut, and a format that does not tell its end is not believed.
+    def scan(self, *, still: bool = False, cut_ns: float | None = None) -> None:
+        """Look, and hand over what is finished. ``still``: the command has ended. ``cut_ns``: not by itself, but at that time (nanoseconds
+        since 1970), so that what it wrote last before may be cut, and a save that does not tell its end is not believed.
         """
         looks = self.look()
         self.unsaved = {path: why for path, why in self.unsaved.items() if path.exists()}
         for found in self._watch.finished(looks, still=still, over=self._is_over):
             if self._is_over():
                 self.unsaved[found.path] = "the time after SIGTERM was over"
-            elif killed and not found.tells_its_end() and not self._is_old(found):
+            elif cut_ns is not None and not self._is_certain(found, cut_ns):
+                self._watch.take(found)
                 target = set_aside(found)
-                text = f"{found.path} was written just before the command was killed, and nothing tells whether it is whole"
-                self._on_event(Message(f"{text}; it is no checkpoint, stays local, and is called {target.name} now", "warning"))
+                text = f"{found.path} was written just before the command was killed or failed, and nothing tells whether it is whole"
+                text += f"; it is no checkpoint, stays local, and is called {target.name} now"
+                self._on_event(Message(f"{text}. If it is whole, rename it back: the next stagekit run here sends it", "warning"))
+                self.aside.append(target)
             else:
                 self._hand_over(found, still=still)
         self._tell_missed()
@@ -282,9 +287,14 @@ class Collector:
         states = [name for name in found.stats if name.startswith("rng_state")]
         return len(states) or None
 
-    def _is_old(self, found: Found) -> bool:
-        """Whether it was quiet before the last sign of life here."""
-        return self._last_write_ns() - max((time_ns for _, _, time_ns in found.stats.values()), default=0) >= self._quiet_s * 1e9
+    def _is_certain(self, found: Found, cut_ns: float) -> bool:
+        """Whether nobody was in the middle of ``found`` at ``cut_ns``: its format tells, or it was written later, or a later save was begun
+        after it, or it had been quiet before the last sign of life here."""
+        last_ns = max(found.times_ns, default=0)
+        if found.tells_its_end() or last_ns > cut_ns:
+            return True
+        others = [one for look in self._looks if look.root == found.root for one in look.found if one.path != found.path]
+        return any(min(one.times_ns, default=0) > last_ns for one in others) or self._last_write_ns() - last_ns >= self._quiet_s * 1e9
 
     def _last_write_ns(self) -> int:
         stats = [stat for one in self._looks for found in one.found for stat in found.stats.values()]

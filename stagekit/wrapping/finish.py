@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -53,7 +54,7 @@ def finish_left(
         pinned = -1
         while pinned < collector.submitted:  # what is sent makes room for what could not be pinned
             pinned = collector.submitted
-            collector.scan(still=True, killed=note.killed)
+            collector.scan(still=True, cut_ns=math.inf if note.killed else None)
             run.drain(run._drain_s)
     except StagekitError as error:
         on_event(Message(f"what {note.command!r} left below {', '.join(map(str, note.watched.values()))} is not sent: {error}", "warning"))

@@ -12,7 +12,9 @@ SIGKILL after the grace: nobody would see its saves any more, and a GPU would be
 
 Control (lines)  ``signal N``: send it to the command's process group, once · ``end SECONDS``: SIGTERM now, SIGKILL to all
                  after that long · ``kill SECONDS``: only the latter
-Status (lines)   ``started PID`` · ``failed ERRNO`` · ``exited CODE`` (negative for a signal)
+Status (lines)   ``started PID`` · ``failed ERRNO`` · ``exited CODE CUT``: CODE is negative for a signal. CUT is 0 when the command
+                 ended by itself, as it wanted to or was asked to; else when it was cut off, and after it what it had left behind, in
+                 nanoseconds since 1970: what was written later is whole, as its writer ended by itself.
 """
 
 from __future__ import annotations
@@ -84,6 +86,8 @@ class _Guard:
         self.logs = options["logs"]
         self.stdout = int(str(options["stdout"]))
         self.kill_at: float | None = None
+        self.asked: set[int] = set()
+        self.cut_ns = 0
         self.code: int | None = None
         self.pid = 0
         self.pending = b""
@@ -115,9 +119,26 @@ class _Guard:
         return threads
 
     def to_group(self, number: int) -> None:
+        if number != signal.SIGKILL:
+            self.asked.add(number)
         if self.code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
+        else:  # the group's number may be another's by now
+            for pid in filter(self.is_in_group, _descendants()):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+
+    def is_in_group(self, pid: int) -> bool:
+        """Whether ``pid`` has had the signals that were passed on."""
+        with contextlib.suppress(ProcessLookupError):
+            return os.getpgid(pid) == self.pid
+        return True  # it is gone
+
+    def was_cut(self, status: int) -> bool:
+        """Whether a process ended neither well nor by handling a signal that it was sent."""
+        code = os.waitstatus_to_exitcode(status)
+        return code != 0 and code - 128 not in self.asked
 
     def end(self, grace_s: float) -> None:
         if self.kill_at is None:
@@ -149,33 +170,53 @@ class _Guard:
             done, status = os.waitpid(self.pid, os.WNOHANG)
             if done:
                 self.code = os.waitstatus_to_exitcode(status)
+                self.cut_ns = time.time_ns() if self.was_cut(status) else 0
                 return
-            left = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
-            ready, _, _ = select.select([fd for fd in (self.control, woken) if fd >= 0], [], [], left)
-            if woken in ready:
-                os.read(woken, 4096)
-            if self.control in ready:
-                self.hear()
+            self.listen(woken, None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic()))
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self.to_group(signal.SIGKILL)
                 _signal_all(signal.SIGKILL)
                 self.kill_at += 1.0  # what was just being started is met the next time
 
-    def end_the_rest(self, alone_s: float = _LEFT_ALONE_S, ending_s: float = _LEFT_ENDING_S) -> None:
-        """End what the command left behind: after ``alone_s`` with SIGTERM, ``ending_s`` later with SIGKILL."""
-        begun_s, asked = time.monotonic(), False
-        while _descendants():
-            passed_s = time.monotonic() - begun_s
-            hurried = self.kill_at is not None and time.monotonic() >= self.kill_at
-            if passed_s >= alone_s + ending_s or hurried:
+    def listen(self, woken: int, timeout_s: float | None) -> None:
+        """Wait for a word from ``stagekit run``, or for a signal, and follow it."""
+        ready, _, _ = select.select([fd for fd in (self.control, woken) if fd >= 0], [], [], timeout_s)
+        if woken in ready:
+            os.read(woken, 4096)
+        if self.control in ready:
+            self.hear()
+
+    def end_the_rest(self, woken: int, alone_s: float = _LEFT_ALONE_S, ending_s: float = _LEFT_ENDING_S) -> None:
+        """End what the command left behind: after ``alone_s`` with SIGTERM, ``ending_s`` later with SIGKILL.
+
+        Where the command had been given a time to end in, they have it as well: bash is gone at once, and its trainer saves. What had
+        the command's signal does not get another one.
+        """
+        begun_s, asked = time.monotonic(), set[int]()
+        while left := self.rest():
+            now_s = time.monotonic()
+            given = self.kill_at is not None
+            if now_s >= (self.kill_at if self.kill_at is not None else begun_s + alone_s + ending_s):
                 _signal_all(signal.SIGKILL)
-            elif not asked and (passed_s >= alone_s or self.kill_at is not None):
-                asked = True
-                _signal_all(signal.SIGTERM)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            time.sleep(0.02)
+            elif given or now_s >= begun_s + alone_s:
+                for pid in left:
+                    if pid not in asked and not (given and self.is_in_group(pid)):
+                        with contextlib.suppress(ProcessLookupError, PermissionError):
+                            os.kill(pid, signal.SIGTERM)
+                asked.update(left)
+            self.listen(woken, 0.02)
+
+    def rest(self) -> list[int]:
+        """What lives of what the command left behind, after taking leave of those that have ended."""
+        left = _descendants()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                if self.cut_ns and self.was_cut(status):
+                    self.cut_ns = time.time_ns()
+        return left
 
 
 def main() -> None:
@@ -194,7 +235,8 @@ def main() -> None:
     if inner := os.fork():
         _, ended = os.waitpid(inner, 0)
         if os.WIFSIGNALED(ended):  # what it guarded has this process for its parent now
-            guard.end_the_rest(0.0, guard.grace_s)
+            guard.control = -1  # nobody speaks any more
+            guard.end_the_rest(-1, 0.0, guard.grace_s)
         return
     _prctl(_SUBREAPER, 1)  # a fork does not inherit it
     woken, wake = os.pipe()
@@ -202,10 +244,10 @@ def main() -> None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threads = guard.start()
     guard.guard(woken)
-    guard.end_the_rest()
+    guard.end_the_rest(woken)
     for thread in threads:
         thread.join(_LEFT_ENDING_S)
-    guard.tell(f"exited {guard.code}")
+    guard.tell(f"exited {guard.code} {guard.cut_ns}")
 
 
 if __name__ == "__main__":

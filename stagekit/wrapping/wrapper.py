@@ -243,6 +243,7 @@ class _Wrapper:
     early: list[int] = field(default_factory=list)
     sender: threading.Thread | None = None
     ended: bool = False
+    cut_ns: int | None = None
     recorder: threading.Thread | None = None
     unrecorded: str | None = None
     last: threading.Thread | None = None
@@ -486,8 +487,10 @@ class _Wrapper:
                 self.on_event(Message(str(error), "error"))
                 child.close()
                 survivors.end(note.attempt, self.settings.grace_s, sleep=self.sleep)
+                self.cut_ns = time.time_ns()
                 return -signal.SIGTERM
             if code is not None:
+                self.cut_ns = child.cut_ns
                 return code
             now_s = self.monotonic()
             if now_s < look_at_s:
@@ -557,12 +560,12 @@ class _Wrapper:
 
     def _finish(self, note: Note, start: Start, logs: Logs | None, code: int) -> Ended:
         self.ended = True
-        killed = code < 0
+        cut_ns = self.cut_ns
         try:
-            note = replace(note, killed=killed, ended=True)
+            note = replace(note, killed=cut_ns is not None, ended=True)
             with suppress(OSError):  # a full disk: the one that is there says that it was killed, and less is believed then
                 note.write()
-            self.collector.scan(still=True, killed=killed)
+            self.collector.scan(still=True, cut_ns=cut_ns)
             for root in self.collector.empty:
                 text = f"{root} stayed empty: nothing was saved below it; is it the directory that the command saves into?"
                 self.on_event(Message(text, "warning"))
@@ -573,14 +576,18 @@ class _Wrapper:
                 self.on_event(Message(f"{text}; if it is what the training goes on from: --pattern {pattern}", "warning"))
             for text in unfinished[1:]:
                 self.on_event(Message(text, "warning"))
-            problem = self._drain(logs, killed=killed)
+            problem = self._drain(logs, cut_ns)
         finally:
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
             os.close(self.held)
         if problem is None:
             note.remove()
-        problem = "; ".join([*unfinished[:1], *([problem] if problem is not None else [])]) or None
+        elif not (self.collector.unsaved or self.collector.blind):
+            with suppress(OSError):  # all was judged: what was set aside and is there again later, somebody has vouched for
+                replace(note, killed=False).write()
+        aside = [f"{path} may be cut and is only here" for path in self.collector.aside]
+        problem = "; ".join([*unfinished[:1], *aside[:1], *([problem] if problem is not None else [])]) or None
         return Ended(
             self.training.url,
             note.attempt,
@@ -591,7 +598,7 @@ class _Wrapper:
             problem,
         )
 
-    def _drain(self, logs: Logs | None, *, killed: bool) -> str | None:
+    def _drain(self, logs: Logs | None, cut_ns: int | None) -> str | None:
         """Wait until everything is in the bucket. Returns what is not, in words."""
         problems: list[str] = []
         status = self.training.status()
@@ -608,7 +615,7 @@ class _Wrapper:
                 self.draining = True
                 with suppress(CheckpointError):
                     self.training.drain(self._left(end_s))
-                if self._pinned_more(end_s, killed=killed):
+                if self._pinned_more(end_s, cut_ns):
                     continue
                 if logs is not None:
                     sent_logs = self._last_logs(logs, end_s)
@@ -654,13 +661,13 @@ class _Wrapper:
             told.append(str(left))
         return next(iter(told), None)
 
-    def _pinned_more(self, end_s: float, *, killed: bool) -> bool:
+    def _pinned_more(self, end_s: float, cut_ns: int | None) -> bool:
         """Whether saves that could not be pinned before are pinned now: what was sent meanwhile has made room."""
         if not self.collector.unsaved or self._left(end_s) <= 0:
             return False
         self.draining = False  # a signal must not end the pinning in its middle
         before = self.collector.submitted
-        self.collector.scan(still=True, killed=killed)
+        self.collector.scan(still=True, cut_ns=cut_ns)
         self.draining = True
         return self.collector.submitted > before
 

@@ -137,6 +137,67 @@ def test_one_that_hangs_at_sigterm_is_killed_after_the_grace_with_all_it_started
     assert not is_alive(worker)
 
 
+SAVER = """
+import signal, sys, time
+from pathlib import Path
+def save(number, frame):
+    print("asked", flush=True)
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.02)
+    Path(sys.argv[1] + ".saved").write_text("whole")
+    sys.exit(int(sys.argv[2]))
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+while True:
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 143, 1])
+def test_what_bash_leaves_behind_at_sigterm_gets_it_once_and_has_the_time_to_save(
+    start: Callable[..., Child], tmp_path: Path, code: int
+) -> None:
+    go = tmp_path / "go"
+    child = start("bash", "-c", f"{sys.executable} -c '{SAVER}' {go} {code}; echo after")
+    eventually(lambda: printed(tmp_path) == "ready\n")
+    child.send(signal.SIGTERM)
+    child.kill(60)
+    eventually(lambda: "asked" in printed(tmp_path))
+    eventually(lambda: not is_alive(child.pid))  # bash is gone, and what would end its leftovers is looking on
+    for _ in range(3):
+        assert child.wait(0.1) is None
+    go.touch()
+    assert ended(child) == -signal.SIGTERM
+    assert printed(tmp_path) == "ready\nasked\n"
+    assert child.cut_ns is not None, "bash was cut off"
+    written_ns = Path(f"{go}.saved").stat().st_mtime_ns
+    assert (written_ns > child.cut_ns) == (code != 1), "a trainer that ended well, or as one that was asked to, has saved all of it"
+
+
+def test_what_bash_leaves_behind_is_killed_when_the_time_is_over_and_hears_what_is_said_later(
+    start: Callable[..., Child], tmp_path: Path
+) -> None:
+    program = f"{sys.executable} -c '{SAVER}' {tmp_path}/never 0 & trap 'exit 3' USR1; while true; do sleep 0.02; done"
+    child = start("bash", "-c", program)
+    eventually(lambda: printed(tmp_path) == "ready\n")
+    os.kill(child.pid, signal.SIGUSR1)  # not passed on: bash ends, and its trainer knows nothing of it
+    eventually(lambda: not is_alive(child.pid))
+    child.end(0.2)
+    assert ended(child) == 3
+    assert printed(tmp_path) == "ready\nasked\n"
+    assert child.cut_ns is not None
+
+
+@pytest.mark.parametrize(
+    ("script", "cut"),
+    [("exit 0", False), ("exit 1", True), ("kill -9 $$", True), ("sleep 600 & exit 0", False), ("(exit 137)", True)],
+)
+def test_whether_it_was_cut_off(start: Callable[..., Child], script: str, cut: bool) -> None:
+    child = start("bash", "-c", script)
+    ended(child)
+    assert (child.cut_ns is not None) == cut
+
+
 def test_what_the_command_leaves_behind_ends_with_it(start: Callable[..., Child], tmp_path: Path) -> None:
     child = start("bash", "-c", "setsid sleep 600 & echo $!; exit 4")
     assert ended(child) == 4

@@ -621,12 +621,56 @@ def test_a_file_that_was_cut_by_a_kill_is_no_checkpoint_when_its_format_does_not
     program = "import os, pathlib; pathlib.Path('out/weights-3.npz').write_bytes(b'half'); os.kill(os.getpid(), 9)"
     done = machine.stagekit(*machine.line([sys.executable, "-c", program], "--pattern", "*.npz"))
     assert done.code == 137
-    assert "weights-3.npz was written just before the command was killed, and nothing tells whether it is whole" in done.err
+    assert "weights-3.npz was written just before the command was killed or failed, and nothing tells whether it is whole" in done.err
     assert machine.steps() == []
     assert (machine.out / "weights-3.npz.incomplete").read_bytes() == b"half"
     again = machine.stagekit(*machine.line(["bash", "-c", "echo in $STAGEKIT_RESUME_DIR"], "--pattern", "*.npz"))
     assert again.out == "in\n"
     assert machine.steps() == []
+
+
+TORN = """
+import os, pathlib, sys, time
+def save(step, *, whole):
+    folder = pathlib.Path(f"out/checkpoint-{step}")
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(bytes([step]) * 1000)
+    if whole:
+        (folder / "step.txt").write_text(str(step))
+    time.sleep(0.05)  # the clock of a file system ticks every few milliseconds
+"""
+
+
+@pytest.mark.parametrize("end", ["raise OSError(28, 'No space left on device')", "os.kill(os.getpid(), 15)"], ids=["failed", "killed"])
+def test_a_directory_that_a_failing_command_was_in_the_middle_of_is_no_checkpoint(machine: Machine, end: str) -> None:
+    program = f"{TORN}\nsave(1, whole=True)\nsave(2, whole=True)\nsave(3, whole=False)\n{end}"
+    done = machine.stagekit(*machine.line([sys.executable, "-c", program]))
+    assert done.code == (1 if "raise" in end else 143)
+    words = (
+        "checkpoint-3 was written just before the command was killed or failed, and nothing tells whether it is whole; it is no checkpoint"
+    )
+    assert done.err.count(words) == 1, done.err
+    assert "lacks" not in done.err
+    assert machine.steps() == [2, 1], "what a later save followed is whole"
+    assert machine.stagekit("teardown", *machine.durable).code == 3
+    assert machine.stagekit(*machine.line(["bash", "-c", "echo in $STAGEKIT_RESUME_DIR"])).out.endswith("/checkpoint-2\n")
+    (machine.out / "checkpoint-3.incomplete").rename(machine.out / "checkpoint-3")
+    assert machine.stagekit(*machine.line(["true"])).code == 0
+    assert machine.steps() == [3, 2, 1], "somebody has vouched for it"
+
+
+def test_what_a_trainer_below_bash_saves_at_sigterm_is_sent(machine: Machine) -> None:
+    program = f"{TORN}\nimport signal\n"
+    program += "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), save(50, whole=True), sys.exit(0)))\n"
+    program += "print('ready', flush=True)\nwhile True: time.sleep(0.02)"
+    (machine.directory / "train.py").write_text(program)
+    process = machine.begin(*machine.line(["bash", "-c", f"{sys.executable} train.py; echo done"]))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    code, _, err = finished(process)
+    assert code == 143
+    assert machine.steps() == [50], err
 
 
 def test_of_many_saves_that_were_there_before_or_come_at_the_end_none_is_dropped(machine: Machine) -> None:
