@@ -10,9 +10,11 @@ from typing import Any, BinaryIO, Literal
 
 from ..errors import SourceError
 from .compressed import is_compressed, opened
-from .table import BadRow, Opener, Row, plain_name
+from .table import BadRow, Opener, Row, check_encoding, plain_name
 
-_NAMES = {",": "commas", "\t": "tabs"}
+_SEPARATORS = {",": "commas", "\t": "tabs"}
+_OTHERS = {";": "semicolons", "|": "bars"}
+_CONVERT = "import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={!r}))"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Delimited:
         # The module's limit is for the whole process, and 128 KiB are less than a page of text; it is never lowered.
         csv.field_size_limit(max(csv.field_size_limit(), min(sys.maxsize, 2**31 - 1)))
         with opened(path, open_file) as file:
-            text = _Text(file)
+            text = _Text(file, path)
             reader = csv.reader(text, delimiter=separator, strict=True)
             columns = self._header(path, reader, separator)
             if position:
@@ -85,8 +87,8 @@ class Delimited:
         twice = sorted({name for name in columns if columns.count(name) > 1})
         if twice:
             raise SourceError(f"reading {path}: the header has the column {twice[0]!r} twice; rename one")
-        if len(columns) == 1 and separator == "," and "\t" in columns[0]:
-            raise SourceError(f"reading {path}: the header has tabs and no commas; name the file .tsv")
+        if len(columns) == 1:
+            _refuse_another_separator(path, columns[0], separator)
         return columns
 
     def _row(self, columns: list[str], values: list[str]) -> Row | BadRow:
@@ -101,11 +103,27 @@ class Delimited:
         return dict(zip(columns, values, strict=True))
 
 
+def _refuse_another_separator(path: str, header: str, separator: str) -> None:
+    """Raise ``SourceError`` when the only column of a header looks like several, separated by something else."""
+    names = _SEPARATORS
+    (other,) = names.keys() - {separator}
+    if other in header:
+        suffix = ".tsv" if other == "\t" else ".csv"
+        raise SourceError(f"reading {path}: the header has {names[other]} and no {names[separator]}; name the file {suffix}")
+    for other, name in _OTHERS.items():
+        if other in header:
+            raise SourceError(
+                f"reading {path}: the header has {name} and no {names[separator]}, by which columns are told apart; rename the column if "
+                f'it is one, or convert the file with: python -c "{_CONVERT.format(other)}" < OLD > NEW.csv'
+            )
+
+
 class _Text:
     """The lines of a file as text, counting the bytes that were taken. What is not UTF-8 is marked, so that its row is found out."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, path: str) -> None:
         self._file = file
+        self._path = path
         self.position = 0
 
     def __iter__(self) -> _Text:
@@ -116,6 +134,8 @@ class _Text:
         if not data:
             raise StopIteration
         first = not self.position
+        if first:
+            check_encoding(self._path, data)
         self.position += len(data)
         text = data.decode(errors="surrogateescape")
         return text.removeprefix("\ufeff") if first else text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .compressed import is_compressed, opened
-from .table import BadRow, Opener, Row
+from .table import BadRow, Opener, Row, check_encoding
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -67,6 +67,7 @@ class JsonLines:
                 if not whole:
                     position += len(data)
                 if number == 1:
+                    check_encoding(path, data)
                     data = data.removeprefix(_BOM)
                 stripped = data.strip()
                 if stripped:

@@ -83,3 +83,19 @@ def cannot_read(path: str, error: Exception) -> SourceError | StoreError:
         first = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         reason = f"it is damaged, or no file of this kind ({first}); make it again, or name another"
     return SourceError(f"reading {path}: {reason}")
+
+
+def check_encoding(path: str, start: bytes) -> None:
+    """Raise ``SourceError`` when a file of text whose first bytes are ``start`` is in UTF-16 or UTF-32, by its mark or by its zeros."""
+    if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        encoding = "UTF-32"
+    elif start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encoding = "UTF-16"
+    elif start[1:2] == b"\0" or start[:1] == b"\0":
+        encoding = "UTF-16LE" if start[:1] != b"\0" else "UTF-16BE"
+    else:
+        return
+    raise SourceError(
+        f"reading {path}: it is in {encoding}, as what Excel calls Unicode is, and not in UTF-8; convert it with: "
+        f"iconv -f {encoding} -t UTF-8 OLD > NEW"
+    )

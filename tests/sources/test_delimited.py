@@ -6,6 +6,10 @@ import csv
 import gzip
 import io
 import json
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from hypothesis import strategies as st
 
 from stagekit.errors import SourceError
 from stagekit.sources.delimited import Delimited
+from stagekit.sources.jsonl import JsonLines
 from stagekit.sources.rows import RowRules, RowSource
 
 from .reading import content
@@ -48,6 +53,31 @@ def test_rows_become_json_with_text_values(tmp_path: Path) -> None:
 def test_tabs(tmp_path: Path) -> None:
     assert values(table(tmp_path / "a.tsv", "a\tb\n1,5\t2\n")) == [{"a": "1,5", "b": "2"}]
     assert "the header has tabs and no commas; name the file .tsv" in fails(table(tmp_path / "a.csv", "a\tb\n1\t2\n"))
+    assert "the header has commas and no tabs; name the file .csv" in fails(table(tmp_path / "a.tsv", "a,b\n1,2\n"))
+
+
+def test_separators_that_are_none_here(tmp_path: Path) -> None:
+    data = 'id;t\n1;"a;b"\n2;c,d\n'
+    message = fails(table(tmp_path / "a.csv", data))
+    assert f"reading {tmp_path}/a.csv: the header has semicolons and no commas, by which columns are told apart" in message
+    assert "the header has bars and no tabs" in fails(table(tmp_path / "a.tsv", "id|t\n1|2\n"))
+    command = message.partition("convert the file with: python ")[2].removesuffix(" < OLD > NEW.csv")
+    converted = subprocess.run([sys.executable, *shlex.split(command)], input=data, capture_output=True, text=True, check=True).stdout
+    assert values(table(tmp_path / "b.csv", converted)) == [{"id": "1", "t": "a;b"}, {"id": "2", "t": "c,d"}]
+    assert values(table(tmp_path / "c.csv", "id,a;b\n1,2\n")) == [{"id": "1", "a;b": "2"}]
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16LE", "UTF-16BE", "UTF-32"])
+def test_other_encodings(tmp_path: Path, encoding: str) -> None:
+    for source in (
+        table(tmp_path / "a.csv", "id,t\n1,2\n".encode(encoding)),
+        replace(table(tmp_path / "a.jsonl", '{"id": 1}\n'.encode(encoding)), table=JsonLines()),
+    ):
+        message = fails(source)
+        assert message == (
+            f"reading {source.path}: it is in {encoding}, as what Excel calls Unicode is, and not in UTF-8; convert it with: "
+            f"iconv -f {encoding} -t UTF-8 OLD > NEW"
+        )
 
 
 def test_a_mark_at_the_start_and_no_newline_at_the_end(tmp_path: Path) -> None:
