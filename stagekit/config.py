@@ -15,6 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from .errors import UsageError
+from .sdk import known_settings
 
 Engine = Literal["auto", "botocore", "fsspec"]
 
@@ -104,7 +105,8 @@ class StoreConfig:
     def fsspec_options(self, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Keyword arguments for ``s3fs`` and whatever else opens ``s3://`` through fsspec, with the same endpoint and credential source.
 
-        The SDK's default checksums are set to ``when_required``: Ceph RGW 16 and ``rclone serve s3`` refuse uploads with them.
+        The SDK's default checksums, where it has any, are set to ``when_required``: Ceph RGW 16 and ``rclone serve s3`` refuse uploads with
+        them.
         """
         endpoint = self.endpoint(environ)
         s3: dict[str, Any] = {"addressing_style": self.addressing} if self.addressing else {}
@@ -113,8 +115,7 @@ class StoreConfig:
         options: dict[str, Any] = {
             "anon": self.anonymous,
             "config_kwargs": {
-                "request_checksum_calculation": "when_required",
-                "response_checksum_validation": "when_required",
+                **known_settings(request_checksum_calculation="when_required", response_checksum_validation="when_required"),
                 "connect_timeout": self.connect_timeout_s,
                 "read_timeout": self.read_timeout_s,
                 "max_pool_connections": self.connections,

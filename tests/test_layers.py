@@ -35,6 +35,7 @@ LEVELS = {
     "histogram": 0,
     "facts": 0,
     "installing": 0,
+    "sdk": 0,
     "pickles": 0,
     # ground
     "store": 1,
@@ -82,7 +83,7 @@ USERS_OF_TESTING = ("testing", "demo")
 # Packages that are slow to load, or that not everyone has, and the only modules that may import them.
 ROOMS = {
     "torch": ("torch", "hooks", "demo.train"),
-    "botocore": ("store",),
+    "botocore": ("store", "sdk"),
     "boto3": (),
     "urllib3": ("store",),
     "obstore": ("store",),
@@ -267,7 +268,7 @@ def test_core_modules_import_only_what_the_core_install_brings() -> None:
         ("shards/new.py", "from ..store import base", "stagekit.shards.new:1 imports stagekit.store: they do not know each other"),
         ("runs/new.py", "from ..testing import x", "stagekit.runs.new:1 imports stagekit.testing: only tests and the demo use it"),
         ("runs/new.py", "import torch.nn", "stagekit.runs.new:1 imports torch, whose room is torch, hooks, demo.train"),
-        ("runs/new.py", "def f():\n    from botocore.session import S", "stagekit.runs.new:2 imports botocore, whose room is store"),
+        ("runs/new.py", "def f():\n    from botocore.session import S", "stagekit.runs.new:2 imports botocore, whose room is store, sdk"),
         ("runs/new.py", "from ..nowhere import x", "stagekit.runs.new:1 imports stagekit.nowhere, which does not exist"),
         ("helpers.py", "", "stagekit.helpers has no level"),
         ("runs/__init__.py", "from .new import x", None),

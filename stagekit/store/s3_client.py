@@ -20,6 +20,7 @@ from botocore.config import Config
 from ..config import StoreConfig, environment_fingerprint
 from ..errors import UsageError, WrongCredentials
 from ..location import Location
+from ..sdk import known_settings, service_endpoints, take_conditions
 from . import expect
 from .s3_errors import VENDOR_ERRORS, Address, redact, translate
 from .traffic import Traffic
@@ -133,12 +134,14 @@ def _make(pid: int, location: Location, settings: StoreConfig) -> Client:
                 tcp_keepalive=True,
                 # Repeating is the business of RetryStore, which has a budget; two layers of it multiply.
                 retries={"total_max_attempts": 1, "mode": "standard"},
-                # The SDK's default checksums cannot upload to Ceph RGW 16 or rclone over TLS.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                # What the environment names is resolved here; the keys of a URL's profile must not go to another endpoint.
-                ignore_configured_endpoint_urls=True,
                 user_agent_extra="stagekit",
+                **known_settings(
+                    # The SDK's default checksums cannot upload to Ceph RGW 16 or rclone over TLS.
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
+                    # What the environment names is resolved here; the keys of a URL's profile must not go to another endpoint.
+                    ignore_configured_endpoint_urls=True,
+                ),
                 **({"s3": {"addressing_style": addressing}} if addressing else {}),
                 **anonymous,
                 **signed,
@@ -150,6 +153,7 @@ def _make(pid: int, location: Location, settings: StoreConfig) -> Client:
         raise UsageError(f"connecting to {location}: {error}") from error
     traffic = Traffic(endpoint, settings)
     traffic.watch(api)
+    take_conditions(api)
     api.meta.events.register("before-sign.s3", _sign_by_md5)
     expect.register(api.meta.events)
     return Client(pid, api, endpoint, session, settings, profile, traffic)
@@ -176,8 +180,7 @@ def _existing(ca_bundle: str | None) -> str | None:
 def _endpoint(session: Any, location: Location, settings: StoreConfig) -> str | None:
     """A URL's profile brings its own endpoint, or the argument's; else argument, environment, profile. ``None`` is AWS."""
     scoped = session.get_scoped_config()
-    services = session.full_config.get("services", {}).get(scoped.get("services", ""), {})
-    s3 = services.get("s3", {})
+    s3 = service_endpoints(session.full_config, scoped.get("services", "")).get("s3", {})
     own: str | None = (s3.get("endpoint_url") if isinstance(s3, dict) else None) or scoped.get("endpoint_url")
     own = own.rstrip("/") if own else None
     if location.profile:

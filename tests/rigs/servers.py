@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stagekit.sdk import known_settings
 from stagekit.testing.rclone import RcloneServer
 
 
@@ -43,8 +44,7 @@ def s3_client(endpoint_url: str, access_key: str, secret_key: str, ca_bundle: st
     options = {
         "signature_version": "s3v4",
         "s3": {"addressing_style": "path"},
-        "request_checksum_calculation": "when_required",
-        "response_checksum_validation": "when_required",
+        **known_settings(request_checksum_calculation="when_required", response_checksum_validation="when_required"),
         "retries": {"total_max_attempts": 1},
         "connect_timeout": 5,
         "read_timeout": 30,
