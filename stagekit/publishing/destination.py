@@ -263,6 +263,15 @@ def classes_json(classes: tuple[str, ...]) -> bytes:
     return json.dumps(list(classes), ensure_ascii=False, indent=1).encode() + b"\n"
 
 
+def published_classes(store: Store) -> tuple[str, ...]:
+    """What ``classes_json`` wrote beside a data set; empty where there is no such list."""
+    try:
+        names = json.loads(content(store, CLASSES) or b"[]")
+    except ValueError:
+        return ()
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+
+
 def holds_another(store: Store, manifest: Manifest, why: str) -> PublishError:
     return PublishError(
         f"publishing to {store.location}: it holds another data set ({counted(manifest.samples, 'sample')} in "

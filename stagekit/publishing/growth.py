@@ -137,6 +137,26 @@ def growth(store: Store, jobs: Sequence[ReadBack], published: Sequence[Fingerpri
     return Growth(before, _picked(samples, np.flatnonzero(is_new)))
 
 
+def moved_classes(published: Sequence[str], now: Sequence[str]) -> str | None:
+    """Why samples have another class number than when they were published; ``None`` when that is not it. Numbers follow from the names."""
+    if not published:
+        return "the source has classes now (--labels dir), and had none when it was published" if now else None
+    if not now:
+        return "its samples were published with their classes (--labels dir), and the source is read without now"
+    numbers = {name: number for number, name in enumerate(now)}
+    moved = [name for number, name in enumerate(published) if numbers.get(name, number) != number]
+    if not moved:
+        return None
+    added = [name for name in now if name not in published]
+    gone = [name for name in published if name not in numbers]
+    causes = [f"{', '.join(map(repr, names[:_SHOWN]))} {verb}" for names, verb in ((added, "came"), (gone, "went")) if names]
+    name = moved[0]
+    return (
+        f"the numbers of its classes moved ({'; '.join(causes)}): {name!r} was class {published.index(name)} and would be "
+        f"{numbers[name]}, since the folders count in the order of their names. A new class whose name comes last moves none"
+    )
+
+
 def _picked(samples: Sequence[PlannedSample], positions: NDArray[np.int64]) -> Sequence[PlannedSample]:
     if isinstance(samples, SampleRange):
         return samples.picked(positions.tolist())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import StoreConfig
-from ..errors import ManifestError, SourceError, Unreachable, UsageError
+from ..errors import ManifestError, PublishError, SourceError, Unreachable, UsageError
 from ..location import Location
 from ..mounts import refuse_mount
 from ..progress import Event, Message, Stage, Subscriber, ignore
@@ -29,8 +29,8 @@ from ..store.base import Store
 from ..units import counted, format_count, format_duration, format_rate, parse_size
 from .begun import enter_and_note, note_ended
 from .claim import claimed, confirm_claim, release_claim
-from .destination import Found, commit, confirm_objects, holds_another, look, read_manifest, refuse_overlap
-from .growth import ReadBack, appended, growth, not_grown, published_fingerprints, refuse_indexed, summed
+from .destination import Found, commit, confirm_objects, holds_another, look, published_classes, read_manifest, refuse_overlap
+from .growth import ReadBack, appended, growth, moved_classes, not_grown, published_fingerprints, refuse_indexed, summed
 from .job import ShardJob, ShardOutcome, publish_shard
 from .meter import Meter
 from .outline import Outline, outline
@@ -155,6 +155,17 @@ def source_of(
     if not location.is_directory:
         return PrefixSource(location, rules, store)
     return FolderSource(location.path, rules, symlinks)
+
+
+def _refuse_other_content(store: Store, outcomes: Sequence[ShardOutcome], manifest: Manifest, before: Sequence[PlannedShard]) -> None:
+    """Raise ``PublishError`` unless the source makes the published shards again."""
+    for outcome, record, shard in zip(outcomes, manifest.shards, before, strict=True):
+        if outcome.record != record:
+            raise not_grown(
+                store,
+                f"published samples have other content in the source now, among those of {record.name} "
+                f"({shard.samples[0].key} to {shard.samples[-1].key})",
+            )
 
 
 def _refuse_dataset(location: Location, store: StoreConfig | None) -> None:
@@ -402,16 +413,16 @@ class _Run:
         refuse_indexed(self._store, manifest)
         jobs = [ReadBack(record, self._where, self._config) for record in manifest.shards]
         published = [found for _, found in sorted(engine.each(published_fingerprints, jobs), key=_number)]
-        grown = growth(self._store, jobs, published, self._outline.samples)
-        before = grown.before
-        outcomes = self._run(engine, [self._job(shard, task="compare") for shard in before])
-        for outcome, record, shard in zip(outcomes, manifest.shards, before, strict=True):
-            if outcome.record != record:
-                raise not_grown(
-                    self._store,
-                    f"published samples have other content in the source now, among those of {record.name} "
-                    f"({shard.samples[0].key} to {shard.samples[-1].key})",
-                )
+        try:
+            grown = growth(self._store, jobs, published, self._outline.samples)
+            before = grown.before
+            outcomes = self._run(engine, [self._job(shard, task="compare") for shard in before])
+            _refuse_other_content(self._store, outcomes, manifest, before)
+        except PublishError as error:
+            moved = moved_classes(published_classes(self._store), self._outline.classes)
+            if moved is None:
+                raise
+            raise not_grown(self._store, moved) from error
         if not grown.new:
             return self._mend(engine, found, before, outcomes)
         shard_size, samples_per_shard = self._cut

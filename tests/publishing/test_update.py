@@ -213,8 +213,20 @@ def test_class_names_that_shift_are_a_change(raw: Path, tmp_path: Path) -> None:
     assert json.loads((dest / "classes.json").read_text()) == ["class0", "class1", "class2", "class9"]
     (raw / "class00").mkdir()
     (raw / "class00" / "a.png").write_bytes(b"x")
-    with pytest.raises(PublishError, match="published samples have other content in the source now"):
+    before = tree(dest)
+    with pytest.raises(
+        PublishError, match=r"of its classes moved \('class00' came\): 'class1' was class 1 and would be 2, since .* Nothing was"
+    ):
         publish(source_of(raw, labels="dir"), dest, update=True)
+    with pytest.raises(PublishError, match=r"were published with their classes \(--labels dir\), and the source is read without now, and"):
+        publish(source_of(raw), dest, update=True)
+    shutil.rmtree(raw / "class00")
+    (raw / "class1" / "later.png").write_bytes(b"x")
+    for path in (raw / "class9").iterdir():
+        path.write_bytes(b"y")
+    with pytest.raises(PublishError, match=r"published samples have other content in the source now"):
+        publish(source_of(raw, labels="dir"), dest, update=True)
+    assert tree(dest) == before
 
 
 def write_rows(path: Path, numbers: Any) -> Path:
