@@ -103,6 +103,11 @@ class Location:
         return self.path.rpartition("/")[2] or self.bucket
 
     @property
+    def root_name(self) -> str:
+        """What all that lies in one bucket has in common: ``s3://bucket``; of a directory its path."""
+        return str(self) if self.is_directory else str(replace(self, path=""))
+
+    @property
     def parent(self) -> Location:
         """One component up; the bucket's (or file system's) root is its own parent."""
         head = self.path.rpartition("/")[0]

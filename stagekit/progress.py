@@ -28,10 +28,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One sentence for the person at the terminal."""
+    """One sentence for the person at the terminal.
+
+    ``repeating`` names the store that a failed request goes to once more. There may be many of these; ``outages`` makes few of them.
+    """
 
     text: str
     level: Literal["info", "warning", "error"] = "info"
+    repeating: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,9 @@ class Stage:
     name: str
     subject: str = ""
 
+
+ANSWERED = "store.answered"
+"""The stage at which a store has answered that had to be asked again; its subject is what messages call ``repeating``."""
 
 Event = Progress | Message | Stage
 Subscriber = Callable[[Event], None]

@@ -35,6 +35,7 @@ LEVELS = {
     "histogram": 0,
     "facts": 0,
     "installing": 0,
+    "outages": 0,
     "sdk": 0,
     "pickles": 0,
     # ground

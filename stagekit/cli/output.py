@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
+from ..outages import Outages
 from ..progress import Event, Message, Progress, Stage
 from ..units import format_count, format_duration, format_rate, format_size
 
@@ -107,10 +108,16 @@ class LinePrinter:
     ) -> None:
         self._out, self._err, self._every_s, self._prefix, self._clock = stdout, stderr, every_s, prefix, clock
         self._lock = threading.Lock()
+        self._outages = Outages(clock=clock)
         self._rates: dict[str, _Rate] = {}
         self._shown_s: dict[str, float] = {}
 
     def on_event(self, event: Event) -> None:
+        told = self._outages.told(event)
+        if told is not None:
+            self._show(told)
+
+    def _show(self, event: Event) -> None:
         if isinstance(event, Stage):
             return  # stages are for programs and tests
         with self._lock:
@@ -137,7 +144,8 @@ class LinePrinter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
+        for message in self._outages.rest():
+            self._show(message)
 
 
 def progress_text(event: Progress, rate: float | None) -> str:
@@ -171,6 +179,7 @@ class LivePrinter:
             console=self._console,
         )
         self._lock = threading.Lock()
+        self._outages = Outages()
         self._tasks: dict[str, tuple[TaskID, _Rate]] = {}
 
     @property
@@ -179,6 +188,11 @@ class LivePrinter:
         return not self._console.is_dumb_terminal
 
     def on_event(self, event: Event) -> None:
+        told = self._outages.told(event)
+        if told is not None:
+            self._show(told)
+
+    def _show(self, event: Event) -> None:
         if isinstance(event, Stage):
             return
         with self._lock:
@@ -210,6 +224,8 @@ class LivePrinter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for message in self._outages.rest():
+            self._show(message)
         self._bars.stop()
 
 

@@ -44,7 +44,7 @@ class Meter:
 
     def takes(self, event: Event) -> bool:
         """Whether ``event`` is a part of the sum, which then is told instead of it."""
-        if isinstance(event, Message) and event.level == "warning" and "trying again in" in event.text:
+        if isinstance(event, Message) and event.repeating:
             self._retries += 1
             return False
         if not isinstance(event, Progress) or event.task not in self._by_name:

@@ -16,6 +16,7 @@ from typing import Literal, Self
 from ..config import StoreConfig, home_directory, process_rank
 from ..errors import OutOfSpace, StagekitError, StoreError, UsageError
 from ..location import Location
+from ..outages import Outages
 from ..progress import Event, Message, Subscriber
 from ..shards.manifest import MANIFEST
 from ..store import Where, open_store
@@ -31,14 +32,16 @@ from .spool import Entry, Spool, default_dir
 from .sync import RunStatus, SyncSettings, Upload, Uploader, about
 
 _LOG = logging.getLogger("stagekit")
+_OUTAGES = Outages()
 _FULL_BYTES = 64 * 2**10  # what a full disk may have left: too little for the next block of a writer
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def log(event: Event) -> None:
     """The default subscriber of a run: sentences go to the logger ``stagekit``, warnings to standard error when logging is not set up."""
-    if isinstance(event, Message):
-        _LOG.log(_LEVELS[event.level], "%s", event.text)
+    told = _OUTAGES.told(event)
+    if isinstance(told, Message):
+        _LOG.log(_LEVELS[told.level], "%s", told.text)
 
 
 def refuse_whole_bucket(where: str | os.PathLike[str] | Location) -> None:

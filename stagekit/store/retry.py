@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ..errors import Conflict, InvalidReply, NotFound, StoreError
-from ..progress import Message, Subscriber, ignore
+from ..progress import ANSWERED, Message, Stage, Subscriber, ignore
 from ..units import format_duration
 from .abandon import abandoned
 from .abandon import sleep as sleep_until_abandoned
@@ -34,7 +34,7 @@ class RetryStore(WrappedStore):
     creation that somebody else made. That the object is not there is no answer to writing it, and is repeated as well.
 
     Each repetition is told to ``on_event`` as a warning, but for the first after a momentary error: nearly always that is all there was of
-    it. A pickled copy keeps the budget and reports to nobody.
+    it. The answer that comes in the end is the stage ``store.answered``. A pickled copy keeps the budget and reports to nobody.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class RetryStore(WrappedStore):
         self._sleep = sleep
         self._random = random
         self._on_event = on_event
+        self._root = inner.location.root_name
 
     def __reduce__(self) -> tuple[type[RetryStore], tuple[Store, float]]:
         return RetryStore, (self.inner, self.budget_s)
@@ -61,7 +62,7 @@ class RetryStore(WrappedStore):
         patience = _Patience(self)
         while True:
             try:
-                return _never_missing(self, key, lambda: self.inner.put(key, data, if_absent=if_absent))
+                return patience.answered(_never_missing(self, key, lambda: self.inner.put(key, data, if_absent=if_absent)))
             except Conflict as error:
                 if not error.transient:
                     if patience.tries:
@@ -77,7 +78,7 @@ class RetryStore(WrappedStore):
         while True:
             block = self.inner.multipart(key, part_size=part_size)
             try:
-                upload = _never_missing(self, key, block.__enter__)
+                upload = patience.answered(_never_missing(self, key, block.__enter__))
                 break
             except StoreError as error:
                 patience.wait(error)
@@ -98,7 +99,7 @@ class RetryStore(WrappedStore):
         while True:
             left = None if length is None else length - (position - start)
             try:
-                rest = self.inner.get(key, position, left, if_match=same)
+                rest = patience.answered(self.inner.get(key, position, left, if_match=same))
                 return rest if not pieces else b"".join([*pieces, rest])
             except Conflict as error:
                 if if_match is not None or not pieces:
@@ -146,7 +147,7 @@ class RetryStore(WrappedStore):
         patience = _Patience(self)
         while True:
             try:
-                return call()
+                return patience.answered(call())
             except StoreError as error:
                 patience.wait(error)
 
@@ -157,6 +158,7 @@ class RetryStore(WrappedStore):
         while True:
             try:
                 for info in begin():
+                    patience.answered(info)
                     if last is None or key(info) > last:
                         patience.progress()
                         last = key(info)
@@ -223,7 +225,15 @@ class _Patience:
         self._began = store._clock()
         self._waited_s = waited_s()
         self._waits = 0
+        self._told = False
         self.tries = 0
+
+    def answered(self, answer: _T) -> _T:
+        """``answer``, which is told to have come where it was told before that it did not."""
+        if self._told:
+            self._told = False
+            self._store._on_event(Stage(ANSWERED, self._store._root))
+        return answer
 
     def progress(self) -> None:
         """Bytes arrived, so the other side is alive: the budget and the waits start again."""
@@ -247,7 +257,8 @@ class _Patience:
             raise error
         self._waits += 1
         if not error.momentary or self.tries > 1:
-            store._on_event(Message(f"{error}; trying again in {format_duration(wait_s)}", "warning"))
+            self._told = True
+            store._on_event(Message(f"{error}; trying again in {format_duration(wait_s)}", "warning", repeating=store._root))
         store._sleep(wait_s)
         if abandoned():
             raise error

@@ -28,7 +28,7 @@ def test_the_sum_of_all_shards_with_files_and_retries() -> None:
     assert meter.takes(Progress("shards/000000.tar", 20, unit="files"))
     assert meter.takes(Progress("shards/000000.tar", 300, 1000))
     assert told == [Progress("shard", 300, 2000, "bytes", "20 files, 0 of 2 shards")]
-    assert not meter.takes(Message("writing s3://b/a: 503; trying again in 0.4 s", "warning"))
+    assert not meter.takes(Message("writing s3://b/a: 503; trying again in 0.4 s", "warning", repeating="s3://b"))
     assert not meter.takes(Message("something else", "warning"))
     assert not meter.takes(Progress("another task", 3))
     meter.shard_done(1, 70)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from stagekit.errors import BadDigest, Conflict, Denied, InvalidReply, NotFound, StoreError, Throttled, Unreachable
-from stagekit.progress import Event, Message
+from stagekit.progress import Event, Message, Stage
 from stagekit.store import open_store
 from stagekit.store.base import Data, Multipart, ObjectInfo, Store, WrappedStore
 from stagekit.store.memory import MemoryStore
@@ -140,19 +140,34 @@ def test_a_budget_of_nothing_tries_once() -> None:
     assert inner.calls == 1
 
 
-def test_each_repetition_is_told() -> None:
+def test_each_repetition_is_told_and_the_answer_in_the_end() -> None:
     told: list[Event] = []
-    retrying(Failing(memory(), Unreachable("reading s3://b/a: cut")), Clock(), on_event=told.append).delete("a")
-    assert told == [Message("reading s3://b/a: cut; trying again in 0.5 s", "warning")]
+    inner = memory()
+    root = inner.location.root_name
+    assert root == str(inner.location).removesuffix("/base")
+    retrying(Failing(inner, Unreachable("reading s3://b/a: cut")), Clock(), on_event=told.append).delete("a")
+    assert told == [Message("reading s3://b/a: cut; trying again in 0.5 s", "warning", root), Stage("store.answered", root)]
+    inner.put("a", b"old")
+    asking: list[Callable[[Store], object]] = [
+        lambda store: store.put("a", b"new"),
+        lambda store: store.get("a"),
+        lambda store: store.head("a"),
+    ]
+    for ask in asking:
+        told.clear()
+        ask(retrying(Failing(inner, Unreachable("cut"), Unreachable("cut again")), Clock(), on_event=told.append))
+        assert [type(event) for event in told] == [Message, Message, Stage], "that it answered is told once"
 
 
 def test_a_stumble_of_the_server_is_told_when_it_repeats() -> None:
     told: list[Event] = []
     stumble = Unreachable("writing s3://b/a: it has an internal problem", momentary=True)
-    retrying(Failing(memory(), stumble), Clock(), on_event=told.append).delete("a")
+    inner = memory()
+    retrying(Failing(inner, stumble), Clock(), on_event=told.append).delete("a")
     assert told == []
-    retrying(Failing(memory(), stumble, stumble), Clock(), on_event=told.append).delete("a")
-    assert told == [Message("writing s3://b/a: it has an internal problem; trying again in 1.0 s", "warning")]
+    retrying(Failing(inner, stumble, stumble), Clock(), on_event=told.append).delete("a")
+    text, root = "writing s3://b/a: it has an internal problem; trying again in 1.0 s", inner.location.root_name
+    assert told == [Message(text, "warning", root), Stage("store.answered", root)]
 
 
 class Cutting(WrappedStore):
