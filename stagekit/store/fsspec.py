@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import socket
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -41,6 +42,16 @@ _ID_LENGTH = 32
 
 # An upload to these shows nothing before it is complete. Elsewhere a hidden name and a rename do that.
 _OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oci", "ocilake", "oss", "tos"))
+
+
+def _forget_loop() -> None:
+    """In a forked child: older releases of fsspec leave it its parent's event loop, which nothing drives there, and every call would hang."""
+    asyn = sys.modules.get("fsspec.asyn")
+    if asyn is not None:
+        asyn.reset_lock()
+
+
+os.register_at_fork(after_in_child=_forget_loop)
 
 
 class FsspecStore:
