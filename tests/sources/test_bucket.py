@@ -27,6 +27,7 @@ from stagekit.location import Location
 from stagekit.publishing import outline, publish, source_of
 from stagekit.sources.arrow import Arrow
 from stagekit.sources.bucket import Bucket, RangedFile
+from stagekit.sources.files import FileRules
 from stagekit.sources.rows import RowRules, RowSource
 from stagekit.sources.text import TextSource
 from stagekit.store import open_store
@@ -197,6 +198,9 @@ def test_text_files_from_a_url(url: str, tmp_path: Path) -> None:
     assert there.outline.skipped == {"blank documents": 2, "dot-files": 1, "not matched by an include pattern": 1}
     assert tree(open_store(f"{url}/out")) == tree(open_store(tmp_path / "out"))
     assert [sample["txt"].decode() for sample in Dataset(f"{url}/out")] == [TEXTS["b.txt"], TEXTS["sub/r.v1.TXT"]]
+
+    below = Bucket(Location.parse(url)).files(f"{url}/t/sub", FileRules(include=("blank.*",)))
+    assert [sample.fields[0].ref for sample in below.listing().samples] == ["blank.txt"]
 
     stagekit.shard(f"{url}/t/b.txt", f"{url}/one")
     assert [(sample["__key__"], sample["txt"]) for sample in Dataset(f"{url}/one")] == [("b", "été".encode())]
