@@ -24,7 +24,7 @@ SAVED_AS = "saved_as"
 """In a checkpoint's identity: where it lay below its watched directory, so that it is put there again."""
 
 SAVED_IN = "saved_in"
-"""The number of that directory among those that were watched, when there were several."""
+"""The name of that directory among those that were watched (``named``), when there were several."""
 
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors")
 
@@ -117,6 +117,11 @@ class Collector:
         return [root for root in self.roots.values() if root not in self._filled]
 
     @property
+    def found(self) -> list[Found]:
+        """The saves below the roots, finished or not, as of the last look."""
+        return [found for one in self._looks for found in one.found]
+
+    @property
     def weights(self) -> list[Path]:
         """What went to the logs and has the name of saved weights, as of the last look."""
         return [one.root / path for one in self._looks for path in one.others if path.endswith(_WEIGHTS)]
@@ -180,7 +185,7 @@ class Collector:
         """The save below the roots that has the step and the sizes of ``checkpoint``; its content, too, where the run holds another."""
         sizes = {record.path: record.bytes for record in checkpoint.files}
         exactly = len(self._like(sizes, checkpoint.step)) > 1
-        for found in (found for one in self._looks for found in one.found if found.sizes == sizes):
+        for found in (found for found in self.found if found.sizes == sizes):
             if found.step() in (checkpoint.step, None) and (not exactly or _digests(found) == _digests_of(checkpoint)):
                 return found
         return None
@@ -242,14 +247,13 @@ class Collector:
         self._step = max(self._step, step) if step is not None else self._step + 1
         epoch, metrics = found.told()
         self.unsaved.pop(found.path, None)
-        numbers = list(self.roots.values())
         made_with: dict[str, str | int | None] = {
             SAVED_AS: found.name,
             "world_size": self._ranks_of(found),
             "base_model": base_of_files(found.path),
         }
-        if len(numbers) > 1:
-            made_with[SAVED_IN] = numbers.index(found.root)
+        if len(self.roots) > 1:
+            made_with[SAVED_IN] = next(name for name, root in self.roots.items() if root == found.root)
         try:
             self._run.submit(
                 found.path,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from ..errors import CheckpointError, ManifestError
+from ..errors import CheckpointError, DamagedCheckpoint, ManifestError
 from ..progress import Message, Subscriber
 from ..runs.layout import Checkpoint, check_paths
+from ..runs.restore import restore_checkpoint
 from ..runs.run import Run
 from ..saves.find import ABANDONED, Found, set_aside
 from .collect import SAVED_AS, SAVED_IN, Collector
@@ -52,20 +53,37 @@ def start_from(
     collector: Collector,
     newest: Checkpoint | None,
     ahead: Sequence[Found],
+    held: Sequence[Checkpoint],
     resume: Resume,
     *,
     world_size: int | None,
     allow_fresh: bool,
     on_event: Subscriber,
 ) -> Start:
-    """Make the newest checkpoint be in its watched directory, and say where.
+    """Make the newest checkpoint be in its watched directory, and say where; and the newest of each other watched directory in that one.
 
-    ``newest`` is the run's; ``ahead`` are finished saves below the watched directories that are newer, oldest first. What is here already
-    is not fetched. Raises ``CheckpointError`` for ``must`` without a checkpoint, and for a layout that the command's
-    number of ranks cannot load, before anything is fetched.
+    ``newest`` is the run's, and ``held`` all it has, newest first; ``ahead`` are finished saves below the watched directories that are
+    newer, oldest first. What is here already is not fetched. Raises ``CheckpointError`` for ``must`` without a checkpoint, and for a
+    layout that the command's number of ranks cannot load, before anything is fetched.
     """
     if resume == "never":
         return Start()
+    start = _start(run, collector, newest, ahead, resume, world_size, allow_fresh, on_event)
+    if start.path is not None:
+        _fill_others(run, collector, held, start.path, on_event)
+    return start
+
+
+def _start(
+    run: Run,
+    collector: Collector,
+    newest: Checkpoint | None,
+    ahead: Sequence[Found],
+    resume: Resume,
+    world_size: int | None,
+    allow_fresh: bool,
+    on_event: Subscriber,
+) -> Start:
     if newest is not None:
         _leave_abandoned(run, collector.abandoned, newest, on_event)
     if ahead:
@@ -86,7 +104,7 @@ def start_from(
     if there is not None:
         run.go_on_with(newest)
         return Start(there.path, newest.step)
-    return _fetch(run, list(collector.roots.values()), world_size, allow_fresh, on_event)
+    return _fetch(run, collector.roots, world_size, allow_fresh, on_event)
 
 
 def _leave_abandoned(run: Run, abandoned: Sequence[Found], newest: Checkpoint, on_event: Subscriber) -> None:
@@ -102,10 +120,10 @@ def _leave_abandoned(run: Run, abandoned: Sequence[Found], newest: Checkpoint, o
     on_event(Message(text, "warning"))
 
 
-def place_of(checkpoint: Checkpoint, roots: Sequence[Path]) -> Path:
+def place_of(checkpoint: Checkpoint, roots: Mapping[str, Path]) -> Path:
     """Where a checkpoint lay below its watched directory, or where its trainer would look for it."""
-    number, name = checkpoint.manifest.identity.get(SAVED_IN, 0), checkpoint.manifest.identity.get(SAVED_AS)
-    root = roots[number] if isinstance(number, int) and number < len(roots) else roots[0]
+    name = checkpoint.manifest.identity.get(SAVED_AS)
+    root = roots.get(str(checkpoint.manifest.identity.get(SAVED_IN)), next(iter(roots.values())))
     if isinstance(name, str):
         try:
             check_paths([name])
@@ -116,8 +134,8 @@ def place_of(checkpoint: Checkpoint, roots: Sequence[Path]) -> Path:
     return root / only if only is not None and "/" not in only else root / f"checkpoint-{checkpoint.step}"
 
 
-def _fetch(run: Run, roots: Sequence[Path], world_size: int | None, allow_fresh: bool, on_event: Subscriber) -> Start:
-    arriving = roots[0] / f".restoring-{os.getpid()}"
+def _fetch(run: Run, roots: Mapping[str, Path], world_size: int | None, allow_fresh: bool, on_event: Subscriber) -> Start:
+    arriving = next(iter(roots.values())) / f".restoring-{os.getpid()}"
     shutil.rmtree(arriving, ignore_errors=True)
     try:
         found = run.restore(arriving, allow_fresh=allow_fresh)
@@ -133,13 +151,38 @@ def _fetch(run: Run, roots: Sequence[Path], world_size: int | None, allow_fresh:
             )
             shutil.rmtree(aside.parent, ignore_errors=True)
             target = aside
-        target.parent.mkdir(parents=True, exist_ok=True)
-        single = len(found.files) == 1 and found.files[0].path == PurePosixPath(target.name).name
-        shutil.move(arriving / found.files[0].path if single else arriving, target)
+        _put(found, arriving, target)
         on_event(Message(f"going on from step {found.step} of {run.url}, now in {target}"))
         return Start(target, found.step)
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
+
+
+def _fill_others(run: Run, collector: Collector, held: Sequence[Checkpoint], start: Path, on_event: Subscriber) -> None:
+    """Put the newest whole checkpoint of each watched directory that has no save into it, but for the one that ``start`` lies in."""
+    for name, root in collector.roots.items():
+        if start.is_relative_to(root) or any(found.root == root for found in collector.found):
+            continue
+        arriving = root / f".restoring-{os.getpid()}"
+        for checkpoint in (one for one in held if one.manifest.identity.get(SAVED_IN) == name):
+            target = place_of(checkpoint, collector.roots)
+            try:
+                restore_checkpoint(run._store, checkpoint, arriving, on_event=on_event)
+                _put(checkpoint, arriving, target)
+            except DamagedCheckpoint as error:
+                on_event(Message(f"{error}; the next older one of {root} is taken", "warning"))
+                continue
+            finally:
+                shutil.rmtree(arriving, ignore_errors=True)
+            on_event(Message(f"step {checkpoint.step} of {run.url}, which was saved in {root}, is now in {target}"))
+            break
+
+
+def _put(checkpoint: Checkpoint, arriving: Path, target: Path) -> None:
+    """Move what has arrived to ``target``: a directory, or its only file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    single = len(checkpoint.files) == 1 and checkpoint.files[0].path == PurePosixPath(target.name).name
+    shutil.move(arriving / checkpoint.files[0].path if single else arriving, target)
 
 
 def _world_of(checkpoint: Checkpoint) -> int | None:

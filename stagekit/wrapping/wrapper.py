@@ -29,7 +29,7 @@ from ..runs.run import Run, log, refuse_whole_bucket
 from ..runs.spool import default_dir
 from ..runs.sync import create
 from ..shards.manifest import MANIFEST
-from ..store import Where
+from ..store import Where, open_store
 from ..store.base import exists
 from ..units import counted, format_duration
 from . import record, survivors
@@ -46,6 +46,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 _CHILDS_SHARE = 0.6  # of the grace after SIGTERM; the rest is for sending what it saved
 _WAIT_S = 0.2
 _CLOSING_S = 3.0  # beyond the drain, for ending the thread that sends and a last word to the store
+_REACH_S, _ANSWER_S = 45.0, 10.0  # for a store that does not answer before the command starts, and for one request then
 _ENDING_S = 15.0  # what a killed command's last processes may take beyond the grace
 _ASKED_OF = 4  # folders below a new run, for whether another run lies there
 _LOOK_EVERY_S = 1.0
@@ -286,6 +287,7 @@ class _Wrapper:
             self.collector,
             newest,
             ahead,
+            held or [],
             settings.resume,
             world_size=self.world_size,
             allow_fresh=settings.allow_fresh,
@@ -346,6 +348,7 @@ class _Wrapper:
     def _held(self) -> list[Checkpoint] | None:
         """The run's checkpoints; ``None`` when it cannot be told and that is accepted."""
         try:
+            self._reach()
             if self.training.latest() is None:
                 self.training._refuse_misplaced()
                 self._refuse_parent()
@@ -356,6 +359,18 @@ class _Wrapper:
                 raise
             self.on_event(Message(f"starting from what is here, as --allow-fresh says, although {error}", "warning"))
             return None
+
+    def _reach(self) -> None:
+        """Nothing when the store answers. It is not waited for as during a training: a wrong address would cost minutes of a GPU."""
+        if self.training._where is not None:
+            config = self.store or StoreConfig()
+            hasty = replace(
+                config,
+                retry_s=min(config.retry_s, _REACH_S),
+                connect_timeout_s=min(config.connect_timeout_s, _ANSWER_S),
+                read_timeout_s=min(config.read_timeout_s, _ANSWER_S),
+            )
+            exists(open_store(self.training._where, hasty, on_event=self.on_event), RUN_JSON)
 
     def _refuse_parent(self) -> None:
         """Nothing for a place below which no other run and no data set lies. Raises ``UsageError``: a listing would show only this run."""

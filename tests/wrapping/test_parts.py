@@ -62,14 +62,14 @@ def checkpoint(*paths: str, **identity: str | int) -> Checkpoint:
         (checkpoint("model.bin", "trainer_state.json"), "/one/checkpoint-40"),
         (checkpoint("a/b.bin"), "/one/checkpoint-40"),
         (checkpoint("last.ckpt"), "/one/last.ckpt"),
-        (checkpoint("last.ckpt", saved_as="version_0/last.ckpt", saved_in=1), "/two/version_0/last.ckpt"),
-        (checkpoint("x", saved_as="iter_40", saved_in=7), "/one/iter_40"),
+        (checkpoint("last.ckpt", saved_as="version_0/last.ckpt", saved_in="two"), "/two/version_0/last.ckpt"),
+        (checkpoint("x", saved_as="iter_40", saved_in="three"), "/one/iter_40"),
         (checkpoint("x", "y", saved_as="../../etc"), "/one/checkpoint-40"),
         (checkpoint("x", "y", saved_as="/etc"), "/one/checkpoint-40"),
     ],
 )
 def test_where_a_checkpoint_is_put_back(made: Checkpoint, expected: str) -> None:
-    assert place_of(made, [Path("/one"), Path("/two")]) == Path(expected)
+    assert place_of(made, {"one": Path("/one"), "two": Path("/two")}) == Path(expected)
 
 
 def test_what_the_command_is_told(tmp_path: Path) -> None:

@@ -673,6 +673,21 @@ def test_what_a_trainer_below_bash_saves_at_sigterm_is_sent(machine: Machine) ->
     assert machine.steps() == [50], err
 
 
+def test_each_of_several_watched_directories_gets_its_own_back(tmp_path: Path, machine: Machine) -> None:
+    def line(machine: Machine, command: str, *directories: str) -> list[str]:
+        watched = [part for directory in directories for part in ("--watch", directory)]
+        return ["run", "--to", machine.url, *watched, "--no-record", "--", "bash", "-c", command]
+
+    script = "for d in a b; do mkdir -p $d/checkpoint-5; echo '{}' > $d/checkpoint-5/$d.json; done"
+    assert machine.stagekit(*line(machine, script, "a", "b")).code == 0
+    assert machine.steps() == [5, 5]
+    other = Machine(tmp_path / "other", machine.url)
+    shown = other.stagekit(*line(other, "find a b -type f | sort; echo $STAGEKIT_RESUME_DIR", "b", "a"))
+    assert shown.out == f"a/checkpoint-5/a.json\nb/checkpoint-5/b.json\n{other.directory}/b/checkpoint-5\n", shown.err
+    assert f"step 5 of {machine.url}, which was saved in {other.directory}/a, is now in {other.directory}/a/checkpoint-5" in shown.err
+    assert machine.steps() == [5, 5], "and neither is sent again"
+
+
 def test_of_many_saves_that_were_there_before_or_come_at_the_end_none_is_dropped(machine: Machine) -> None:
     saves = "for n in {1..7}; do mkdir -p out/checkpoint-$n; echo $n > out/checkpoint-$n/w.bin; done"
     subprocess.run(["bash", "-c", saves], cwd=machine.directory, check=True)
