@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
 
 
 class Pace:
@@ -31,9 +30,3 @@ class Pace:
             self._free_at_s = begin_s + size / self._bytes_per_s
         if begin_s > now_s:
             self._sleep(begin_s - now_s)
-
-
-@lru_cache(64)
-def pace_of(work: str, bytes_per_s: float) -> Pace:  # noqa: ARG001 - it is what the pace belongs to
-    """The one pace for all jobs of ``work`` in this process. With one each, the first bytes of every job would go at once."""
-    return Pace(bytes_per_s)

@@ -18,10 +18,10 @@ from typing import Any, Literal
 from ..config import StoreConfig
 from ..errors import MissingExtra, NotFound, OutOfSpace, SourceError
 from ..location import Location
-from ..pace import pace_of
 from ..progress import Progress, Stage, Subscriber, ignore
 from ..publishing.destination import stored_sha256
 from ..publishing.job import read_samples
+from ..publishing.rate import Rate
 from ..shards.index import Batch
 from ..shards.plan import PlannedShard
 from ..sources.base import Bad, OnBad, Source
@@ -54,7 +54,7 @@ class MdsJob:
     task: Literal["publish", "compare"] = "publish"
     resume: bool = True
     on_bad: OnBad = "raise"
-    bytes_per_s: float | None = None
+    rate: Rate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Work:
         self._bad: list[Bad] = []
         self._samples = self._done = 0
         location = job.where if isinstance(job.where, Location) else job.where.location
-        self._pace = pace_of(str(location), job.bytes_per_s) if job.bytes_per_s else None
+        self._toll = job.rate.toll(location) if job.rate is not None else None
         self._reported_s = 0.0
 
     def run(self) -> MdsOutcome:
@@ -103,6 +103,8 @@ class _Work:
                     if stored is None:
                         stored = put_file(store, name_of(entry), path, on_bytes=self._passed)
                         sent += stored.size
+                        if self._toll is not None:
+                            self._toll.settle()
                         self._on_event(Stage("shard", name_of(entry)))
                     else:
                         kept += 1
@@ -182,8 +184,8 @@ class _Work:
         return Stored(name, size, sha256_of(entry), info.etag)
 
     def _passed(self, size: int) -> None:
-        if self._pace is not None:
-            self._pace.wait(size)
+        if self._toll is not None:
+            self._toll.went(size)
 
     def _report(self) -> None:
         now_s = time.monotonic()

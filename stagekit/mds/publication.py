@@ -330,7 +330,7 @@ class _Run:
                 task,
                 resume,
                 self._on_bad,
-                engine.bytes_per_s,
+                engine.rate,
             )
             for shard in self._outline.shards
         ]

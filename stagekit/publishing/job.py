@@ -16,7 +16,6 @@ from typing import Literal
 from ..config import StoreConfig
 from ..errors import NotFound, SourceError
 from ..location import Location
-from ..pace import pace_of
 from ..parallel import each
 from ..pieces import keep_freed_memory
 from ..progress import Progress, Stage, Subscriber, ignore
@@ -29,6 +28,7 @@ from ..store.base import Data, ObjectInfo, Store
 from ..transfer.checksum import EtagOfParts
 from ..transfer.put import Stored, part_size_for, put_object
 from .destination import content, stored_sha256
+from .rate import Rate
 from .sending import tar_writer
 
 _REPORT_EVERY_S = 0.1
@@ -49,7 +49,7 @@ class ShardJob:
     task: Literal["publish", "compare"] = "publish"
     resume: bool = True
     on_bad: OnBad = "raise"
-    bytes_per_s: float | None = None
+    rate: Rate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class _Work:
         self._on_event = on_event
         self._name = job.shard.name
         self._bad: dict[str, Bad] = {}
-        self._pace = pace_of(str(store.location), job.bytes_per_s) if job.bytes_per_s else None
+        self._toll = job.rate.toll(store.location) if job.rate is not None else None
         self._reported_s = 0.0
 
     def run(self) -> ShardOutcome:
@@ -203,6 +203,7 @@ class _Work:
             sent = put_object(store, index_name(name), built.index).size
         if of_samples != built.sample_digests:
             sent += put_object(store, samples_name(name), built.sample_digests).size
+        self._went(sent, whole=True)
         self._on_event(Stage("kept", name))
         record = ShardRecord.of(name, built)
         objects = (
@@ -217,9 +218,9 @@ class _Work:
         builder = ShardBuilder()
         with tar_writer(store, name, builder, check=self._not_finished_by_another) as writer:
             for piece in self._pieces(builder):
-                if self._pace is not None:
-                    self._pace.wait(len(piece))
                 writer.write(piece)
+                self._went(len(piece))
+            self._went(0, whole=True)  # before what is left of it goes
         tar, built = writer.stored, builder.result
         self._on_event(Stage("tar", name))
         index = put_object(store, index_name(name), built.index)
@@ -228,7 +229,15 @@ class _Work:
         table = put_object(store, blocks_name(name), built.table.to_bytes())
         self._on_event(Stage("shard", name))
         objects = tar, index, digests, table
+        self._went(sum(one.size for one in objects[1:]), whole=True)
         return self._outcome(built, sent_bytes=sum(one.size for one in objects), objects=objects)
+
+    def _went(self, size: int, *, whole: bool = False) -> None:
+        """``size`` bytes were sent; ``whole``: with them, all of an object."""
+        if self._toll is not None:
+            self._toll.went(size)
+            if whole:
+                self._toll.settle()
 
     def _not_finished_by_another(self) -> None:
         """Called when the tar is complete and not yet visible. A run beside this one may have finished the shard, and a published object

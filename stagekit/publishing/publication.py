@@ -378,7 +378,7 @@ class _Run:
         """Send ``shards`` and commit them, together with those of ``grown_from``. The destination is claimed."""
         self._on_event(Stage("claimed", str(self._store.location)))
         with claimed(self._where, self._config, self._digest):
-            outcomes = self._run(engine, [self._job(shard, resume=resume, bytes_per_s=engine.bytes_per_s) for shard in shards])
+            outcomes = self._run(engine, [self._job(shard, resume=resume, rate=engine.rate) for shard in shards])
             manifest = _manifest(self._source, outcomes, grown_from)
             confirm_objects(self._store, (info for outcome in outcomes for info in outcome.objects))
             self._on_event(Stage("confirmed", str(self._store.location)))
@@ -440,7 +440,7 @@ class _Run:
         if lost:
             self._on_event(Message(f"{counted(len(lost), 'shard')} of the published data set missing or damaged: sent again", "warning"))
             by_number = {shard.number: shard for shard in shards}
-            jobs = [self._job(by_number[outcome.number], resume=True, bytes_per_s=engine.bytes_per_s) for outcome in lost]
+            jobs = [self._job(by_number[outcome.number], resume=True, rate=engine.rate) for outcome in lost]
             sent = {outcome.number: outcome for outcome in self._run(engine, jobs)}
             outcomes = [sent.get(outcome.number, outcome) for outcome in outcomes]
             if tuple(outcome.record for outcome in outcomes if outcome.record is not None) != tuple(manifest.shards):

@@ -15,6 +15,7 @@ from ..parallel import cores
 from ..progress import Subscriber
 from ..units import parse_rate
 from .engines import open_executor
+from .rate import Rate
 from .workers import WorkerProcesses
 
 # What one process does, roughly, and how much it should have to do, on a disk and over a link: one takes a third of a second to start.
@@ -65,11 +66,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What runs the jobs, how many to hand out at once, and each worker's share of the rate."""
+    """What runs the jobs, how many to hand out at once, and the rate that whoever runs them keeps."""
 
     pool: Executor
     in_flight: int
-    bytes_per_s: float | None = None
+    rate: Rate | None = None
 
     def each(self, function: Callable[[_J], _R], jobs: Sequence[_J]) -> Iterator[tuple[int, _R]]:
         """What ``function`` gives for each of ``jobs``, with the job's number, as they finish. The first failure cancels what has not
@@ -103,7 +104,7 @@ def open_engine(wanted: Wanted, work: Work, destination: Location, on_event: Sub
             yield Engine(pool, _IN_FLIGHT)
         return
     count = worker_count(wanted.workers, work, destination)
-    rate = None if wanted.bytes_per_s is None else wanted.bytes_per_s / count
+    rate = None if wanted.bytes_per_s is None else Rate(wanted.bytes_per_s, count)
     if count == 1:
         yield Engine(_Inline(on_event), 1, rate)
         return

@@ -34,7 +34,8 @@ _LOCK_PAUSE_S = 0.01
 class Limits:
     """``requests_per_s`` and ``bytes_per_s``, where given, through the file ``path``, over everybody who uses the same one.
 
-    It is the average that is kept: unused time is not saved up, so a pause is followed by no burst.
+    It is the average that is kept: unused time is not saved up, so a pause is followed by no burst. ``holders`` is how many processes
+    there are, where somebody knows: when the file cannot be used, each of them keeps to its part.
     """
 
     def __init__(
@@ -43,19 +44,30 @@ class Limits:
         *,
         requests_per_s: float | None = None,
         bytes_per_s: float | None = None,
+        holders: int = 1,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = sleep_until_abandoned,
     ) -> None:
         self._turns = _turns_at(path)
         self._request_s = 1 / requests_per_s if requests_per_s else 0.0
         self._byte_s = 1 / bytes_per_s if bytes_per_s else 0.0
+        self._holders = holders
         self._clock = clock
         self._sleep = sleep
 
     def wait(self, size: int = 0) -> None:
         """Return when one more request may go that carries ``size`` bytes in either direction."""
         now_s = self._clock()
-        wait_s = self._turns.take(now_s, self._request_s, size * self._byte_s)
+        begin_s, _ = self._turns.take(now_s, self._request_s, size * self._byte_s, self._holders)
+        self._pause(begin_s - now_s)
+
+    def pay(self, size: int) -> None:
+        """Return when ``size`` bytes that went may have gone."""
+        now_s = self._clock()
+        _, end_s = self._turns.take(now_s, 0.0, size * self._byte_s, self._holders)
+        self._pause(end_s - now_s)
+
+    def _pause(self, wait_s: float) -> None:
         if wait_s > 0:
             _here.waited_s = waited_s() + wait_s
             self._sleep(wait_s)
@@ -63,7 +75,7 @@ class Limits:
     def charge(self, size: int) -> None:
         """``size`` bytes came whose number was not known before. Those who come next wait for them."""
         if size and self._byte_s:
-            self._turns.take(self._clock(), 0.0, size * self._byte_s)
+            self._turns.take(self._clock(), 0.0, size * self._byte_s, self._holders)
 
 
 _here = threading.local()
@@ -91,10 +103,13 @@ class _Turns:
         self._descriptor: int | None = None
         self._own = (0.0, 0.0)
 
-    def take(self, now_s: float, request_s: float, bytes_s: float) -> float:
-        """Take a turn that lasts ``request_s`` and ``bytes_s``, and return how long it is until it begins."""
+    def take(self, now_s: float, request_s: float, bytes_s: float, holders: int) -> tuple[float, float]:
+        """Take a turn that lasts ``request_s`` and ``bytes_s``, and return when it begins and when its bytes end. Where one of
+        ``holders`` is alone with it, because the file cannot be used, it lasts so many times as long."""
         with self._lock:
             shared = self._lock_file()
+            if not shared:
+                request_s, bytes_s = request_s * holders, bytes_s * holders
             try:
                 moments = self._read() if shared else self._own
                 requests_s, free_s = (max(moment, now_s) if moment <= now_s + _LONGEST_S else now_s for moment in moments)
@@ -105,7 +120,7 @@ class _Turns:
             finally:
                 if shared:
                     self._unlock_file()
-            return begin_s - now_s
+            return begin_s, begin_s + bytes_s
 
     def _lock_file(self) -> bool:
         try:

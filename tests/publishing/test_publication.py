@@ -29,7 +29,7 @@ from stagekit.errors import (
     UsageError,
 )
 from stagekit.location import Location
-from stagekit.pace import Pace, pace_of
+from stagekit.pace import Pace
 from stagekit.progress import Event, Message, Progress, Stage
 from stagekit.publishing import Publication, outline, publish, shard, source_of
 from stagekit.publishing.claim import Claim, read_claim
@@ -703,8 +703,7 @@ def test_limit_rate_bounds_what_all_workers_send(tmp_path: Path) -> None:
     assert len(plan.shards) > 10
     began_s = time.monotonic()
     publish(source_of(table), tmp_path / "out", shard_size="64KiB", workers=2, limit_rate=plan.bytes / 2)
-    # Each worker's last piece may be on its way.
-    assert time.monotonic() - began_s > (plan.bytes - 2 * 64 * 1024) / (plan.bytes / 2)
+    assert time.monotonic() - began_s > 2
 
 
 def test_a_pace_lets_no_burst_through() -> None:
@@ -724,8 +723,6 @@ def test_a_pace_lets_no_burst_through() -> None:
     pace.wait(1000)
     pace.wait(1)
     assert slept[-1] == pytest.approx(1.0)  # a pause was not saved up
-    assert pace_of("s3://b/out", 1000) is pace_of("s3://b/out", 1000), "or each of many small jobs would send at once"
-    assert pace_of("s3://b/out", 1000) is not pace_of("s3://b/other", 1000)
 
 
 def test_two_places_on_disk_are_the_same_data_set(raw: Path, tmp_path: Path) -> None:

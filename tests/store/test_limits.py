@@ -66,6 +66,24 @@ def test_bytes_are_paid_before_they_go_and_those_that_came_unannounced_afterward
     assert clock.now_s == pytest.approx(1003.5)
 
 
+def test_bytes_that_went_are_paid_for_together_and_whoever_is_alone_has_all_of_the_rate(tmp_path: Path) -> None:
+    clock = Clock()
+    first, second = (Limits(tmp_path / "limits", bytes_per_s=1e6, holders=2, clock=clock, sleep=clock.sleep) for _ in range(2))
+    for _ in range(3):
+        first.pay(1_000_000)
+    assert clock.now_s == pytest.approx(1003)
+    waits: list[float] = []
+    Limits(tmp_path / "limits", bytes_per_s=1e6, holders=2, clock=clock, sleep=waits.append).pay(2_000_000)  # another process, meanwhile
+    second.pay(500_000)
+    assert waits == [pytest.approx(2)]
+    assert clock.now_s == pytest.approx(1005.5)
+    first.pay(0)
+    assert clock.now_s == pytest.approx(1005.5)
+    (tmp_path / "a file").touch()
+    Limits(tmp_path / "a file" / "limits", bytes_per_s=1e6, holders=2, clock=clock, sleep=clock.sleep).pay(1_000_000)
+    assert clock.now_s == pytest.approx(1007.5), "two that do not know of each other keep to a half each"
+
+
 def test_a_request_without_bytes_is_not_held_up_by_a_long_queue_of_bytes(tmp_path: Path) -> None:
     clock = Clock()
     limits = Limits(tmp_path / "limits", requests_per_s=10, bytes_per_s=1e6, clock=clock, sleep=clock.slept.append)
