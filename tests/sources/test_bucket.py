@@ -25,7 +25,7 @@ from stagekit.dataset import Dataset
 from stagekit.errors import SourceError, UsageError
 from stagekit.location import Location
 from stagekit.publishing import outline, publish, source_of
-from stagekit.sources.arrow import Arrow
+from stagekit.sources.arrow import Arrow, Parquet
 from stagekit.sources.bucket import Bucket, RangedFile
 from stagekit.sources.files import FileRules
 from stagekit.sources.rows import RowRules, RowSource
@@ -249,23 +249,28 @@ def test_a_record_batch_is_read_from_where_it_begins(counting: Counting) -> None
     assert sum(length or 0 for _, length in counting.ranges) < 256 * 1024 + len(data) - begin + 1
 
 
-@pytest.mark.parametrize("kind", ["stream", "file"])
-def test_memory_does_not_grow_with_a_record_batch(tmp_path: Path, kind: str) -> None:
-    """One of 96 MiB. It waits in a file that is mapped, and few of its rows are Python's values at a time."""
+@pytest.mark.parametrize("kind", ["stream", "file", "parquet"])
+def test_memory_does_not_grow_with_a_record_batch_or_row_group(tmp_path: Path, kind: str) -> None:
+    """One of 96 MiB. It waits in a file that is mapped, or is read in pages, and few of its rows are Python's values at a time."""
     table = pyarrow.table({"bin": [bytes([n]) * 2**20 for n in range(96)]})
-    write = pyarrow.ipc.new_stream if kind == "stream" else pyarrow.ipc.new_file
-    with write(str(tmp_path / "a.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    del table, writer
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, tmp_path / "a", use_dictionary=False, compression="none", write_batch_size=1)
+    else:
+        write = pyarrow.ipc.new_stream if kind == "stream" else pyarrow.ipc.new_file
+        with write(str(tmp_path / "a"), table.schema) as writer:
+            writer.write_table(table)
+        del writer
+    del table
     before = pyarrow.total_allocated_bytes()
-    source = RowSource(str(tmp_path / "a.arrow"), Arrow(), RowRules(), Bucket(Location.parse(tmp_path)))
+    format_ = Parquet() if kind == "parquet" else Arrow()
+    source = RowSource(str(tmp_path / "a"), format_, RowRules(), Bucket(Location.parse(tmp_path)))
     tracemalloc.start()
     try:
         count = 0
         for read in source.read_in_order(source.listing().samples[:]):
             assert isinstance(read, tuple)
             assert read[1][0][2] == (bytes([count]) * 2**20,)  # type: ignore[index]  # a payload
-            assert pyarrow.total_allocated_bytes() - before < 2**20
+            assert pyarrow.total_allocated_bytes() - before < (24 if kind == "parquet" else 1) * 2**20
             count += 1
         assert count == 96
         assert tracemalloc.get_traced_memory()[1] < 48 * 2**20
