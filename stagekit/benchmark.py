@@ -35,8 +35,10 @@ class BenchReport:
 
     ``link_bytes`` is what parallel ranged reads bring in, ``cpu_samples`` what checking, unpacking and decoding make of bytes that are
     there, ``loader_samples`` what ``StreamLoader`` gives with all of it at once. ``first_batch_s`` is the time from making a loader to its
-    first batch, shuffled. ``epochs`` are those to come, where that was told, and ``free_bytes`` is the space in the current directory.
-    ``usage`` is what the measurement asked of the store, and ``price_per_gb`` what a gigabyte costs that leaves it.
+    first batch, shuffled. ``whole_s`` is the time from making it to the end of the epoch, where that came before the time to measure was
+    over: rates are rough then, and ``loader_samples`` is over all of it, since most was decoded before the first batch was asked for.
+    ``epochs`` are those to come, where that was told, and ``free_bytes`` is the space in the current directory. ``usage`` is what the
+    measurement asked of the store, and ``price_per_gb`` what a gigabyte costs that leaves it.
     """
 
     url: str
@@ -52,6 +54,7 @@ class BenchReport:
     free_bytes: int | None = None
     usage: Usage = field(default_factory=Usage)
     price_per_gb: float | None = None
+    whole_s: float | None = None
 
     @property
     def link_samples(self) -> float:
@@ -111,9 +114,18 @@ class BenchReport:
             *step,
             f"StreamLoader     {self.loader_samples:,.0f} samples/s",
             f"first batch      after {format_duration(self.first_batch_s)}",
+            *self._doubts(),
             f"bottleneck       {words[self.bottleneck]}: an epoch takes {format_duration(self.stream_s)}",
             f"advice           {self.advice}",
             *self._traffic_lines(),
+        ]
+
+    def _doubts(self) -> list[str]:
+        if self.whole_s is None:
+            return []
+        return [
+            f"too small        StreamLoader had all of it after {format_duration(self.whole_s)}, start included: too short to measure by, "
+            "so these rates are rough"
         ]
 
     def _traffic_lines(self) -> list[str]:
@@ -137,6 +149,7 @@ class BenchReport:
             "decode_samples_per_s": self.cpu_samples,
             "step_samples_per_s": self.step_samples,
             "loader_samples_per_s": self.loader_samples,
+            "whole_s": self.whole_s,
             "bottleneck": self.bottleneck,
             "epoch_s": self.stream_s,
             "epoch_with_local_data_s": self.local_s,
@@ -164,7 +177,8 @@ def bench(
 ) -> BenchReport:
     """Measure what limits training on the data set at ``url`` from here, in about ``seconds``, and read no more than that takes.
 
-    Nothing is written. Digests are checked as in training. A data set that is read in less time is read once by each of the measurements.
+    Nothing is written. Digests are checked as in training. A data set that is read in less time is read once by each of the measurements,
+    and the report says that it is too small.
 
     :param step_ms: milliseconds that a training step takes on one batch, to compare with; the training itself is not run
     :param epochs: how many are to come, to tell whether a copy of the data would pay
@@ -194,7 +208,7 @@ def bench(
         drop_last=False,
         on_event=on_event,
     )
-    first_batch_s, loader_samples = _loader_rate(iter(loader), began, 0.4 * seconds, clock)
+    first_batch_s, loader_samples, whole_s = _loader_rate(iter(loader), began, 0.4 * seconds, clock)
     on_event(Message("measuring the link"))
     link_bytes, kept = _link_rate(dataset, 0.35 * seconds, connections, clock)
     on_event(Message("measuring the decoding"))
@@ -213,11 +227,13 @@ def bench(
         free_bytes=None if epochs is None else shutil.disk_usage(".").free,
         usage=sum(usages().values(), Usage()) - before,
         price_per_gb=price_per_gb,
+        whole_s=whole_s,
     )
 
 
-def _loader_rate(batches: Iterator[Any], began: float, seconds: float, clock: Callable[[], float]) -> tuple[float, float]:
-    """Seconds to the first batch since ``began``, and samples a second after it, over ``seconds`` or the whole epoch."""
+def _loader_rate(batches: Iterator[Any], began: float, seconds: float, clock: Callable[[], float]) -> tuple[float, float, float | None]:
+    """Seconds to the first batch since ``began``, samples a second after it, over ``seconds``, and ``None``; or, when the epoch ends before
+    that, samples a second since ``began``, and how long it took."""
     first = sum(bool(key) for key in next(batches)["__key__"])
     start = now = clock()
     taken = 0
@@ -226,12 +242,13 @@ def _loader_rate(batches: Iterator[Any], began: float, seconds: float, clock: Ca
         now = clock()
         if now - start >= seconds:
             break
+    else:
+        whole_s = max(now - began, 1e-9)
+        return start - began, (first + taken) / whole_s, whole_s
     close = getattr(batches, "close", None)
     if close is not None:
         close()
-    if not taken:  # one batch is all there is
-        return start - began, first / max(start - began, 1e-9)
-    return start - began, taken / max(now - start, 1e-9)
+    return start - began, taken / max(now - start, 1e-9), None
 
 
 def _link_rate(dataset: Dataset, seconds: float, connections: int, clock: Callable[[], float]) -> tuple[float, list[tuple[int, Data]]]:

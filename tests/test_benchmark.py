@@ -94,7 +94,12 @@ def test_what_is_measured_is_counted_by_the_clock_that_is_given(data: Path) -> N
     found = bench(data, batch_size=8, step_ms=20, seconds=100, threads=1, clock=Ticking(), on_event=events.append)
     assert (found.samples, found.batch_size, found.step_samples) == (40, 8, 400)
     assert found.first_batch_s == 1  # one look at the clock before it, one after
-    assert found.loader_samples == 8  # a batch a tick, to the end of the epoch
+    assert found.loader_samples == 8  # a batch a tick, to the end of the epoch, which came too soon
+    assert found.whole_s == 5
+    assert (
+        found.lines[6]
+        == "too small        StreamLoader had all of it after 5.0 s, start included: too short to measure by, so these rates are rough"
+    )
     blocks = 14  # three samples each
     assert found.link_bytes == pytest.approx(sum(_block_sizes(data)) / blocks)  # a block a tick
     assert found.cpu_samples == pytest.approx(3, rel=0.2)  # a block a tick, until 20 ticks are over
@@ -111,6 +116,8 @@ def _block_sizes(data: Path) -> list[int]:
 def test_a_clock_that_is_over_at_once_ends_each_measurement_after_its_first_step(data: Path) -> None:
     found = bench(data, batch_size=8, seconds=0.1, threads=1, clock=Ticking())
     assert found.loader_samples == 8
+    assert found.whole_s is None
+    assert not [line for line in found.lines if line.startswith("too small")]
     assert found.step_samples is None
     assert found.cpu_samples > 0
 
@@ -118,7 +125,7 @@ def test_a_clock_that_is_over_at_once_ends_each_measurement_after_its_first_step
 def test_a_data_set_of_one_batch_is_measured_by_it(tmp_path: Path) -> None:
     build(DirectoryStore(tmp_path / "one"), numbered(3))
     found = bench(tmp_path / "one", batch_size=8, threads=1, clock=Ticking())
-    assert found.loader_samples == 3
+    assert (found.loader_samples, found.whole_s) == (3, 1)
 
 
 def test_what_cannot_be_meant_is_refused(data: Path, tmp_path: Path) -> None:
@@ -133,7 +140,7 @@ def test_the_command_prints_for_people_and_for_programs(data: Path, capsys: pyte
     arguments = ["bench", str(data), "--seconds", "0.2s", "--batch-size", "8", "--step-ms", "1000"]
     assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[1:]] == [
+    assert [name for line in lines[1:] if (name := line.split("  ")[0]) != "too small"] == [
         "link",
         "decoding",
         "training step",
