@@ -9,6 +9,7 @@ from typing import Literal
 
 from .errors import CheckpointError, ManifestError, NotFound
 from .location import Location
+from .progress import Subscriber, ignore
 from .runs import catalog
 from .runs.layout import RUN_JSON, Checkpoint, Selector, parse_reference
 from .shards.manifest import MANIFEST
@@ -66,12 +67,16 @@ def refuse_selector(url: str, asked: str, doing: str) -> None:
         raise CheckpointError(f"{doing} {asked}: {url} is a data set, and only a run has checkpoints; name {url} alone")
 
 
-def checkpoint_at(store: Store, selector: Selector) -> Checkpoint:
-    """The committed checkpoint that ``selector`` means, by its manifest alone. Raises ``CheckpointError`` when there is none,
-    ``ManifestError`` when the one that is meant cannot be read."""
+def checkpoint_at(store: Store, selector: Selector, *, on_event: Subscriber = ignore) -> Checkpoint:
+    """The committed checkpoint that ``selector`` means, by its manifest alone. Others of its step are told to ``on_event``.
+
+    Raises ``CheckpointError`` when there is none, ``ManifestError`` when the one that is meant cannot be read.
+    """
     for name in catalog.candidates(store, selector):
         try:
-            return catalog.read(store, name)
+            checkpoint = catalog.read(store, name)
         except NotFound:
             continue  # it was never committed
+        catalog.tell_of_others(store, selector, checkpoint, on_event)
+        return checkpoint
     raise CheckpointError(f"{store.location} has no committed checkpoint ({selector}); stagekit ls {store.location} tells what is there")

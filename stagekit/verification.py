@@ -20,7 +20,7 @@ from .looked import Looked
 from .parallel import each
 from .progress import Progress, Subscriber, ignore
 from .runs import catalog
-from .runs.layout import RUN_JSON, Checkpoint, CheckpointName, FileRecord, RunRecord, Selector, parse_reference
+from .runs.layout import RUN_JSON, Checkpoint, CheckpointName, FileRecord, RunRecord, Selector, address_of, parse_reference
 from .shards.archive import members
 from .shards.digests import digests_from_bytes, sample_digest
 from .shards.index import Block, BlockTable, block_digest, index_from_bytes
@@ -135,8 +135,8 @@ def verify(
         return look.report("dataset", _dataset(look, store))
     if kind == "run":
         if isinstance(where, str) and url != where:
-            checkpoint = checkpoint_at(opened, selector)
-            return look.report("checkpoint", _files(look, [checkpoint]), f"{url}@{checkpoint.step}")
+            checkpoint = checkpoint_at(opened, selector, on_event=on_event)
+            return look.report("checkpoint", _files(look, [checkpoint]), f"{url}@{address_of(checkpoint.name, selector)}")
         return look.report("run", _run(look))
     raise nothing(opened, "verifying")
 

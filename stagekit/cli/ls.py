@@ -17,7 +17,7 @@ from .output import Printer, columns
 def command(url: str, store: StoreConfig, printer: Printer) -> None:
     """List data sets, runs and checkpoints below a URL.
 
-    At a run it lists the run's checkpoints; elsewhere what lies directly below.
+    At a run it lists the run's checkpoints, each with the address that pull, info and verify take; elsewhere what lies directly below.
     """
     from ..contents import misnamed
     from ..report import ls

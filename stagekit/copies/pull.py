@@ -19,7 +19,7 @@ from ..mounts import refuse_mount
 from ..pace import Pace
 from ..parallel import each
 from ..progress import Message, Progress, Subscriber, ignore
-from ..runs.layout import Checkpoint, Selector, parse_reference
+from ..runs.layout import Checkpoint, Selector, address_of, parse_reference
 from ..runs.restore import damage_named, first_taken, stamp
 from ..saves.pulled import note_pulled
 from ..shards.digests import digests_bytes, digests_from_bytes
@@ -247,14 +247,14 @@ def _pull_checkpoint(store: Store, selector: Selector, target: Path, strict: boo
 
     def take(checkpoint: Checkpoint) -> None:
         items = [Item(one.key(checkpoint.name), one.path, one.bytes, sha256=one.sha256) for one in checkpoint.files]
-        name = f"{store.location}@{checkpoint.step}"
+        name = f"{store.location}@{address_of(checkpoint.name, selector)}"
         job = _Job(name, store, target, "checkpoint", options, items, step=checkpoint.step)
         with damage_named(store, checkpoint):
             done.append(_run(job))
 
     if is_filled(target) and not options.delete:
         # What is there is what a manifest says, or it is refused: another checkpoint would never do.
-        take(checkpoint_at(store, selector))
+        take(checkpoint_at(store, selector, on_event=options.on_event))
     elif first_taken(store, selector, take, strict=strict, on_event=options.on_event) is None:
         raise CheckpointError(f"pulling {store.location}: the run has no checkpoint yet")
     return done[0]

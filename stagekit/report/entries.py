@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from ..config import StoreConfig
@@ -72,11 +73,18 @@ def _inside(store: Store, kind: Literal["dataset", "run"]) -> Iterator[Entry]:
         return
     url, found = str(store.location), catalog.read_all(store)
     yield _run_entry(url, found)
-    entries = {checkpoint.name: _checkpoint_entry(url, checkpoint) for checkpoint in found.checkpoints}
-    entries.update({name: Entry("checkpoint", f"{url}@{name.step}", note=f"damaged: {error}") for name, error in found.damaged})
-    entries.update({name: Entry("checkpoint", f"{url}@{name.step}", note="not committed") for name in found.uncommitted})
+    behind = catalog.addresses(found)
+    at = {name: f"{url}@{address}" for name, address in behind.items()}
+    entries = {checkpoint.name: _checkpoint_entry(at[checkpoint.name], checkpoint) for checkpoint in found.checkpoints}
+    entries.update({name: Entry("checkpoint", at[name], note=f"damaged: {error}") for name, error in found.damaged})
+    entries.update({name: Entry("checkpoint", at[name], note="not committed") for name in found.uncommitted})
+    steps = Counter(name.step for name in entries)
     for name in sorted(entries):
-        yield entries[name]
+        entry = entries[name]
+        if steps[name.step] > 1:
+            which = f", which @{name.step} stands for" if behind[name] == name.step else ""
+            entry = replace(entry, note=f"{entry.note}; generation {name.generation}{which}")
+        yield entry
 
 
 def _folder(store: Store, folder: str) -> Entry:
@@ -112,12 +120,12 @@ def _run_entry(url: str, found: Catalog) -> Entry:
     return Entry("run", url, stored_bytes(found.checkpoints), len(found.checkpoints), note)
 
 
-def _checkpoint_entry(run_url: str, checkpoint: Checkpoint) -> Entry:
+def _checkpoint_entry(url: str, checkpoint: Checkpoint) -> Entry:
     parts = [counted(len(checkpoint.files), "file")]
     if checkpoint.epoch is not None:
         parts.append(f"epoch {checkpoint.epoch}")
     parts.extend(f"{name} {value:.6g}" for name, value in sorted(checkpoint.metrics.items()))
-    return Entry("checkpoint", f"{run_url}@{checkpoint.step}", checkpoint.size_bytes, len(checkpoint.files), ", ".join(parts))
+    return Entry("checkpoint", url, checkpoint.size_bytes, len(checkpoint.files), ", ".join(parts))
 
 
 def stored_bytes(checkpoints: Iterable[Checkpoint]) -> int:

@@ -19,7 +19,7 @@ from ..page.file import check_target
 from ..parallel import each
 from ..progress import Subscriber, ignore
 from ..runs import catalog, known_runs, spool
-from ..runs.layout import RUN_JSON, Checkpoint, CheckpointName, FileRecord, RunRecord, parse_reference
+from ..runs.layout import RUN_JSON, Checkpoint, CheckpointName, FileRecord, RunRecord, address_of, parse_reference
 from ..runs.traffic import recorded
 from ..shards.index import index_from_bytes
 from ..shards.manifest import MANIFEST, Manifest, ShardRecord, index_name
@@ -69,7 +69,8 @@ def info(
             if html is not None:
                 raise UsageError(f"html: {where} is one checkpoint, and there are pages of runs and data sets; give {run_url}")
             opened = open_store(run_url, store, on_event=on_event)
-            return _checkpoint_info(run_url, checkpoint_at(opened, selector), _Pickles(opened))
+            checkpoint = checkpoint_at(opened, selector, on_event=on_event)
+            return _checkpoint_info(run_url, address_of(checkpoint.name, selector), checkpoint, _Pickles(opened))
     target = check_target(html) if html is not None else None
     opened = open_store(where, store, on_event=on_event)
     kind = kind_of(opened)
@@ -161,12 +162,12 @@ def _run_info(opened: Store, price_per_gb: float | None, now_s: float) -> RunInf
     except NotFound:
         created_s = None
     found = catalog.read_all(opened)
-    checkpoints = tuple(reversed(found.checkpoints))
+    checkpoints, behind = tuple(reversed(found.checkpoints)), catalog.addresses(found)
     pickled = _Pickles(opened)
     return RunInfo(
         url,
         created_s,
-        tuple(_checkpoint_info(url, checkpoint, pickled) for checkpoint in checkpoints),
+        tuple(_checkpoint_info(url, behind[checkpoint.name], checkpoint, pickled) for checkpoint in checkpoints),
         stored_bytes(checkpoints),
         tuple(AttemptInfo(name.step, name.generation, _delivered(opened, name)) for name in reversed(found.uncommitted)),
         tuple(str(error) for _, error in reversed(found.damaged)),
@@ -230,13 +231,13 @@ class _Pickles:
             return True
 
 
-def _checkpoint_info(run_url: str, checkpoint: Checkpoint, pickled: _Pickles) -> CheckpointInfo:
+def _checkpoint_info(run_url: str, address: CheckpointName | int, checkpoint: Checkpoint, pickled: _Pickles) -> CheckpointInfo:
     files = tuple(
         FileInfo(record.path, record.bytes, record.sha256, record.object is not None, pickled(record, checkpoint.name))
         for record in sorted(checkpoint.files, key=lambda record: record.path)
     )
     return CheckpointInfo(
-        f"{run_url}@{checkpoint.step}",
+        f"{run_url}@{address}",
         str(checkpoint.name),
         checkpoint.step,
         checkpoint.epoch,

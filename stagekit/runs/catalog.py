@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from ..errors import CheckpointError, DamagedCheckpoint, ManifestError, NotFound, NoValidCheckpoint
 from ..progress import Message, Subscriber, ignore
-from ..store.base import Store
+from ..store.base import Store, exists
 from . import commits
 from .layout import CHECKPOINTS, Checkpoint, CheckpointManifest, CheckpointName, Selector
 
@@ -25,6 +25,17 @@ class Catalog:
     checkpoints: tuple[Checkpoint, ...]
     damaged: tuple[tuple[CheckpointName, ManifestError], ...]
     uncommitted: tuple[CheckpointName, ...]
+
+
+def addresses(found: Catalog) -> dict[CheckpointName, CheckpointName | int]:
+    """What stands behind ``RUN@`` for each of a run's checkpoints and attempts: its step where that means it, else its name.
+
+    A step means the newest that is whole, or else the newest.
+    """
+    others = [*found.uncommitted, *(name for name, _ in found.damaged)]
+    whole = [one.name for one in found.checkpoints]
+    meant = {name.step: name for name in [*sorted(others), *sorted(whole)]}
+    return {name: name.step if meant[name.step] == name else name for name in [*others, *whole]}
 
 
 def attempts(store: Store) -> list[CheckpointName]:
@@ -131,7 +142,7 @@ def first_whole(
 
 
 def candidates(store: Store, selector: Selector, *, best: tuple[str, str] | None = None) -> list[CheckpointName]:
-    """What ``selector`` means, first choice first: all attempts for ``"latest"``, those of one step, or all by the metric ``best``.
+    """What ``selector`` means, first choice first: all attempts for ``"latest"``, those of one step, that of a name, or all by ``best``.
 
     ``best`` is ``(metric, "min" | "max")``; without it the newest manifest that names one decides. A checkpoint without that metric, or
     with NaN, is never best. Raises ``CheckpointError`` when a step or a metric is asked for that no checkpoint has.
@@ -140,12 +151,36 @@ def candidates(store: Store, selector: Selector, *, best: tuple[str, str] | None
         return attempts(store)
     if selector == "best":
         return [checkpoint.name for checkpoint in _by_metric(store, best)]
+    if isinstance(selector, CheckpointName):
+        if selector not in attempts(store):
+            raise CheckpointError(f"{store.location} has no checkpoint called {selector}; stagekit ls {store.location} tells what is there")
+        return [selector]
     found = [name for name in attempts(store) if name.step == selector]
     if not found:
         steps = sorted({name.step for name in attempts(store)})
         told = f"it has {', '.join(map(str, steps[-10:]))}" if steps else "it has no checkpoint at all"
         raise CheckpointError(f"{store.location} has no checkpoint of step {selector}; {told}")
     return found
+
+
+def tell_of_others(store: Store, selector: Selector, taken: Checkpoint, on_event: Subscriber) -> None:
+    """Where ``selector`` is a step that the run has twice, say which checkpoint was ``taken``, and how the others are called.
+
+    That is after a takeover: what the machine before had not sent comes as a checkpoint of its own generation.
+    """
+    if not isinstance(selector, int):
+        return
+    others = [name for name in candidates(store, selector) if name != taken.name and exists(store, name.manifest_key)]
+    if others:
+        url = store.location
+        called = ", ".join(f"{url}@{name} (generation {name.generation})" for name in others)
+        on_event(
+            Message(
+                f"{url} has {len(others) + 1} checkpoints of step {selector}: taken is that of generation {taken.name.generation}, "
+                f"{taken.name}; to have another: {called}",
+                "warning",
+            )
+        )
 
 
 def _by_metric(store: Store, best: tuple[str, str] | None) -> list[Checkpoint]:

@@ -36,8 +36,6 @@ SUPERSEDED = "superseded/"
 MANIFEST = "manifest.json"
 
 Metrics = Mapping[str, float]
-Selector = int | Literal["latest", "best"]
-
 _NAME = re.compile(r"([0-9]{12})-([0-9]{6})-([0-9]{6})-([0-9a-f]{8})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PATH_BYTES = 900  # the folder's own key takes up to 60 of S3's 1,024 bytes
@@ -83,6 +81,9 @@ class CheckpointName:
     def part_key(self, rank: int) -> str:
         """The key of what ``rank`` (not 0) has delivered."""
         return f"{self.folder}parts/rank-{rank:05d}.json"
+
+
+Selector = int | CheckpointName | Literal["latest", "best"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +309,9 @@ class RunRecord:
 def parse_reference(text: str) -> tuple[str, Selector]:
     """The run and the checkpoint meant by ``RUN``, ``RUN@1200``, ``RUN@latest`` or ``RUN@best``. Without ``@`` the latest is meant.
 
+    After a takeover, several checkpoints may be of one step: the newest is meant then, and ``RUN@NAME``, with the name of its folder below
+    ``checkpoints/``, is any of them.
+
     An ``@`` that is followed by anything else belongs to the name, and so does the one of ``s3://PROFILE@bucket``.
     """
     scheme, separator, rest = text.partition("://")
@@ -322,7 +326,13 @@ def parse_reference(text: str) -> tuple[str, Selector]:
         return run, "best"
     if selector.isascii() and selector.isdecimal():
         return run, check_step(int(selector))
-    return text, "latest"
+    named = CheckpointName.parse(selector)
+    return (run, named) if named is not None else (text, "latest")
+
+
+def address_of(name: CheckpointName, asked: Selector) -> CheckpointName | int:
+    """What stands behind ``RUN@`` for the checkpoint ``name`` that was found as ``asked``: its step, unless it was called by its name."""
+    return name if isinstance(asked, CheckpointName) else name.step
 
 
 def check_step(step: int) -> int:

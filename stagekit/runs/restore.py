@@ -26,7 +26,7 @@ from ..store.base import Store
 from ..transfer.fetch import fetch_file
 from ..units import format_size
 from . import catalog
-from .layout import Checkpoint, Selector
+from .layout import Checkpoint, CheckpointName, Selector
 
 _FIRST_MTIME_NS = 1_577_836_800 * 10**9  # 2020-01-01: before anything that a trainer writes from now on
 _STEP_NS = 10**6
@@ -79,12 +79,13 @@ def first_taken(
 
     checkpoint, rejected = catalog.first_whole(store, lambda: catalog.candidates(store, selector, best=best), take, reject)
     if checkpoint is not None:
+        catalog.tell_of_others(store, selector, checkpoint, on_event)
         return checkpoint
     if rejected is not None:
         raise NoValidCheckpoint(
             f"{store.location} has checkpoints and none of those asked for ({selector}) is whole; the last one looked at: {rejected}"
         ) from rejected
-    if isinstance(selector, int):
+    if isinstance(selector, int | CheckpointName):
         raise CheckpointError(f"{store.location}: step {selector} was begun and never committed; take another one")
     return None
 

@@ -216,6 +216,7 @@ def test_the_other_records_come_back_as_they_were() -> None:
         ("/data/me@home", ("/data/me@home", "latest")),
         ("/data/me@home@3", ("/data/me@home", 3)),
         ("@1200", ("@1200", "latest")),
+        ("s3://b/run@000000000100-000002-000007-1a2b3c4d", ("s3://b/run", CheckpointName(2, 100, 7, "1a2b3c4d"))),
         ("/runs/a@12/b", ("/runs/a@12/b", "latest")),
     ],
 )
