@@ -53,6 +53,7 @@ class Landing:
         self._lock = threading.Lock()
         self._handle = -1
         self._folders: set[Path] = set()
+        self._filled: set[str] = set()
 
     # ------------------------------------------------------------------------------------------------------------------ the lock
 
@@ -154,9 +155,7 @@ class Landing:
 
     def accept(self, item: Item, path: Path, checksum: Checksum) -> None:
         """Take the verified file at ``path`` in. Threads may call this at the same time."""
-        final = self.files / item.path
-        self._make_folder(final.parent)
-        path.rename(final)
+        path.rename(self._final(item.path))
         if item.sha256 is None:
             line = json.dumps([item.path, item.etag or "", checksum.digest]).encode() + b"\n"
             with self._lock:
@@ -165,14 +164,15 @@ class Landing:
 
     def write(self, path: str, data: bytes) -> None:
         """A file whose content is known."""
-        final = self.files / path
-        self._make_folder(final.parent)
-        final.write_bytes(data)
+        Path(self._final(path)).write_bytes(data)
 
-    def _make_folder(self, folder: Path) -> None:
-        if folder not in self._folders:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._folders.add(folder)
+    def _final(self, path: str) -> str:
+        """Where the file ``path`` belongs, in a folder that is there. A text: a path made for each of many small files costs what its
+        digest does."""
+        if (folder := path.rpartition("/")[0]) not in self._filled:
+            (self.files / folder).mkdir(parents=True, exist_ok=True)
+            self._filled.add(folder)
+        return f"{self.files}/{path}"
 
     def clear(self) -> None:
         """Forget what has arrived: it is of no use for another try, or its space is needed."""
@@ -181,6 +181,7 @@ class Landing:
                 os.truncate(path, 0)  # what a thread has open would keep its space
         for folder in (self.incoming, self.files):
             shutil.rmtree(folder, ignore_errors=True)
+        self._filled.clear()
 
     # ----------------------------------------------------------------------------------------------------------------- revealing
 

@@ -66,11 +66,12 @@ class S5cmd:
     def fetch(self, place: Place, items: Sequence[Item], into: Path) -> Generator[Claim, None, None]:
         wanted = {str(number): item for number, item in enumerate(items) if self.takes(item)}
         files = emptied(into / "files")
-        lines = (f"cp --raw {shlex.quote(_url(place, item))} {shlex.quote(str(files / name))}" for name, item in wanted.items())
+        folder = shlex.quote(str(files))
+        lines = (f"cp --raw {shlex.quote(_url(place, item))} {folder}/{name}" for name, item in wanted.items())
         for answer in self._run(place, lines, into / "list"):
-            item = wanted.get(Path(str(answer.get("destination"))).name)
-            if item is not None:
-                yield Claim(item, files / Path(str(answer["destination"])).name)
+            name = str(answer.get("destination")).rpartition("/")[2]
+            if name in wanted:
+                yield Claim(wanted[name], files / name)
 
     def send(self, place: Place, items: Sequence[Item], source: Path, scratch: Path) -> Generator[Claim, None, None]:
         wanted = {_url(place, item): item for item in items if self.takes(item)}
@@ -110,8 +111,8 @@ class S5cmd:
 
 
 def _url(place: Place, item: Item) -> str:
-    location = place.location / item.key
-    return f"s3://{location.bucket}/{location.path}"
+    prefix = place.location.path.rstrip("/")
+    return f"s3://{place.location.bucket}/{prefix}/{item.key}" if prefix else f"s3://{place.location.bucket}/{item.key}"
 
 
 def _environment(access: Access) -> dict[str, str]:
