@@ -36,10 +36,25 @@ def nothing(store: Store, doing: str) -> ManifestError:
             f"{doing} {location}: nothing lies there, so it is neither a data set nor a run, which begins with its first save; check how "
             f"it is written, stagekit ls {location.parent} tells what is beside it{misnamed(location)}"
         )
+    if any(info.key == "index.json" for info in children.objects) and _is_mosaicml(store):
+        return ManifestError(
+            f"{doing} {location}: it holds MosaicML's format, and this is for data sets of tars; the stagekit shard --format mds that made "
+            "it, given again, compares every file with the source, and stagekit.interop.mosaicml checks each shard that it reads"
+        )
     return ManifestError(
         f"{doing} {location}: it is neither a data set nor a run, as it holds neither {MANIFEST} nor {RUN_JSON}; "
         f"stagekit ls {location} tells what is there{misnamed(location)}"
     )
+
+
+def _is_mosaicml(store: Store) -> bool:
+    """Whether ``index.json`` is one of MosaicML's format, which other packages do not have alone."""
+    from .mds import index
+
+    try:
+        return bool(index.from_bytes(bytes(store.get(index.INDEX)), source=index.INDEX))
+    except (ManifestError, NotFound):
+        return False
 
 
 def absent(location: Location, doing: str) -> ManifestError:

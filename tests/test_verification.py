@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -208,6 +209,13 @@ def test_one_checkpoint_can_be_verified_alone() -> None:
 def test_nothing_there_is_an_error_and_never_whole(store: MemoryStore) -> None:
     store.put("other.txt", b"x")
     with pytest.raises(ManifestError, match=r"neither a data set nor a run.*stagekit ls"):
+        verify(store)
+    store.put("index.json", b'{"chunks": []}')  # another package's
+    with pytest.raises(ManifestError, match=r"neither a data set nor a run.*stagekit ls"):
+        verify(store)
+    entry = {"raw_data": {"basename": "shard.00000.mds", "bytes": 9}, "samples": 1}
+    store.put("index.json", json.dumps({"version": 2, "shards": [entry]}).encode())
+    with pytest.raises(ManifestError, match=r"it holds MosaicML's format, .* --format mds that made it, given again, compares every file"):
         verify(store)
 
 
