@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
