@@ -34,6 +34,10 @@ BESIDE_A_TRAINER = [extra for extra in EXTRAS if extra != "mosaicml"]
 # Looked up before the tests' own home directory takes the place of the user's.
 CACHE = os.environ.get("PIP_CACHE_DIR") or Path("~/.cache/pip").expanduser()
 
+# What images and trainers of those years pin. aiobotocore takes one release of botocore only, boto3 few, and s3fs its own year's fsspec.
+OF_2024 = ("s3fs==2024.6.1", "fsspec==2024.6.1", "aiobotocore==2.13.1", "boto3==1.34.131", "botocore==1.34.131", "s3transfer==0.10.4")
+OF_2023 = ("s3fs==2023.6.0", "fsspec==2023.6.0", "aiobotocore==2.5.0", "boto3==1.26.76", "botocore==1.29.76", "s3transfer==0.6.2")
+
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -135,6 +139,21 @@ def test_installing_beside_the_newest_boto3_changes_nothing(wheel: Path, tmp_pat
         added = resolve(with_extras(wheel, extras), python=python)
         assert "stagekit-ml" in added
         assert names(added.keys() & installed.keys()) == []
+
+
+def test_installing_beside_boto3_and_s3fs_of_2024_changes_nothing(wheel: Path, tmp_path: Path) -> None:
+    installed = resolve(*OF_2024, alone=True)
+    python = pretend_installed(tmp_path / "venv", installed.values())
+    added = resolve(wheel, python=python)
+    assert "stagekit-ml" in added
+    assert names(added.keys() & installed.keys()) == []
+
+
+def test_the_floors_leave_boto3_and_s3fs_of_2023_in_place() -> None:
+    there = dict(line.split("==") for line in OF_2023)
+    floors = {str(canonicalize_name(one.name)): one.specifier for one in map(Requirement, PROJECT["dependencies"])}
+    assert floors.keys() >= {"botocore", "fsspec"}
+    assert [name for name in floors.keys() & there.keys() if there[name] not in floors[name]] == []
 
 
 @pytest.mark.slow
