@@ -128,6 +128,22 @@ def test_a_block_without_a_reason_is_run() -> None:
     assert [(block.line, block.not_run) for block in blocks(page)] == [(3, "it needs an account"), (7, None), (11, None)]
 
 
+def test_every_verdict_over_watched_files_shows_that_they_were_compared() -> None:
+    """As the command prints it: a page that leaves a line out makes readers look for what is different on their machine."""
+    told = [
+        (f"{named(page)}:{block.line}", "\ncomparing files: " in block.text)
+        for page in PAGES
+        for block in blocks(page.read_text())
+        if block.language == "text"
+        and block.text.startswith("watching ")
+        and re.search("^(YES|NO|CANNOT TELL): ", block.text, re.MULTILINE)
+        or "\nwatching " in block.text
+        and "\nYES: " in block.text
+    ]
+    assert len(told) >= 5
+    assert [where for where, compared in told if not compared] == []
+
+
 def test_every_command_has_its_section() -> None:
     page = (ROOT / "docs" / "command-line.md").read_text()
     headings = set(re.findall(r"^#+ `?stagekit ([a-z-]+)`?", page, re.MULTILINE))
