@@ -134,11 +134,12 @@ def test_every_verdict_over_watched_files_shows_that_they_were_compared() -> Non
         (f"{named(page)}:{block.line}", "\ncomparing files: " in block.text)
         for page in PAGES
         for block in blocks(page.read_text())
-        if block.language == "text"
-        and block.text.startswith("watching ")
-        and re.search("^(YES|NO|CANNOT TELL): ", block.text, re.MULTILINE)
-        or "\nwatching " in block.text
-        and "\nYES: " in block.text
+        if (
+            block.language == "text"
+            and block.text.startswith("watching ")
+            and re.search("^(YES|NO|CANNOT TELL): ", block.text, re.MULTILINE)
+        )
+        or ("\nwatching " in block.text and "\nYES: " in block.text)
     ]
     assert len(told) >= 5
     assert [where for where, compared in told if not compared] == []
