@@ -41,6 +41,7 @@ from .layout import CheckpointName, Metrics, check_paths, metrics_from_json, met
 _FICLONE = 0x40049409
 _SMALL = 2**20  # copying this much costs about as much as a link, and nobody can rewrite a copy
 _COPIED = 8 * 2**20
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _TICK_NS = 20_000_000  # file times are as coarse as the kernel's tick: 4 to 10 ms
 
 _held: set[Path] = set()
@@ -264,10 +265,11 @@ class Spool:
             return self._commit(reserved.parent, entry)
         except OSError as error:
             self._discard(reserved.parent)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                what = f"step {entry.step}: no space in {self.directory} to pin {source}; free some"
+            if error.errno in _NO_SPACE:
+                what = f"step {entry.step}: no space in {self.directory} to pin {source}"
+                what += "; free some, or give another disk (spool_dir=, --spool)"
                 if not _is_same_disk(source, self.directory):
-                    what += ". Pinning takes next to none where the spool is on the file system of the checkpoints (spool_dir=, --spool)"
+                    what += ". Pinning takes next to none where the spool is on the file system of the checkpoints"
                 raise OutOfSpace(what) from error
             raise SourceError(f"step {entry.step}: cannot pin {source}: {error}") from error
         except BaseException:
@@ -285,24 +287,37 @@ class Spool:
 
     def _pin_file(self, source: Path, target: Path) -> None:
         before = source.stat()
-        if before.st_size > _SMALL and self._reflink(source, target):
+        small = before.st_size <= _SMALL
+        if not small and (self._reflink(source, target) or self._link(source, target, before)):
             return
-        if before.st_size > _SMALL and not self._is_rewritten(before):
-            try:
-                os.link(source, target, follow_symlinks=True)
-            except OSError as error:
-                # Another file system, one without links, one link too many, or somebody else's file (protected_hardlinks).
-                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES):
-                    raise
-            else:
-                # A write in the same tick as the last one would leave the time as it is, and so would not be noticed.
-                while abs(self._now_ns() - target.stat().st_mtime_ns) < _TICK_NS:
-                    self._sleep(_TICK_NS / 1e9)
+        try:
+            self._copy(source, target)
+        except OSError as error:
+            if not small or error.errno not in _NO_SPACE:
+                raise
+            target.unlink(missing_ok=True)
+            if self._link(source, target, before):  # a full disk has room for a link
                 return
-        self._copy(source, target)
+            raise
         after = source.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise SourceError(f"{source} changed while it was copied; hand a checkpoint over once it is written completely")
+
+    def _link(self, source: Path, target: Path, before: os.stat_result) -> bool:
+        """Whether a hard link could be made. An inode that was rewritten in place before is not trusted with one."""
+        if self._is_rewritten(before):
+            return False
+        try:
+            os.link(source, target, follow_symlinks=True)
+        except OSError as error:
+            # Another file system, one without links, one link too many, or somebody else's file (protected_hardlinks).
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES):
+                raise
+            return False
+        # A write in the same tick as the last one would leave the time as it is, and so would not be noticed.
+        while abs(self._now_ns() - target.stat().st_mtime_ns) < _TICK_NS:
+            self._sleep(_TICK_NS / 1e9)
+        return True
 
     def _copy(self, source: Path, target: Path) -> None:
         with source.open("rb") as reader, target.open("xb") as writer:

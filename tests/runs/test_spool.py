@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -174,15 +175,41 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, spool: Spool) ->
         raise OSError(28, "No space left on device")
 
     spool.over = full
-    with pytest.raises(OutOfSpace, match=r"free some$"):  # and no advice to put the spool where it is
-        spool.pin(fill(tmp_path / "out"), entry())
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere,
-        pytest.raises(OutOfSpace, match=r"free some\. Pinning takes next to none where the spool is on the file system"),
+        pytest.raises(OutOfSpace, match=r"free some, or .*--spool\)\. Pinning takes next to none where the spool is on the file system"),
     ):
         spool.pin(fill(Path(elsewhere) / "out"), entry())
     assert pending(spool.directory) == []
     assert not any((spool.directory / "incoming").glob("*"))
+
+
+@pytest.mark.usefixtures("no_reflinks")
+def test_a_full_disk_has_room_for_links_to_small_files(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
+    try:
+        spool = Spool(disk / "spool")
+        source = disk / "out"
+        source.mkdir()
+        (source / "weights.bin").write_bytes(bytes(900_000))
+        pinned = spool.pin(source, entry(1))
+        assert pinned.file_path(pinned.files[0]).stat().st_nlink == 2
+        shutil.rmtree(source)
+        assert content(pinned) == {"weights.bin": bytes(900_000)}
+        source.mkdir()
+        (source / "more.bin").write_bytes(bytes(40_000))
+        with contextlib.suppress(OSError), (disk / "rest").open("wb", buffering=0) as rest:
+            while True:
+                rest.write(bytes(4096))
+        words = r"no space in .*spool to pin .*out; free some, or give another disk \(spool_dir=, --spool\)$"
+        with pytest.raises(OutOfSpace, match=words):
+            spool.pin(source, entry(2))
+        assert [one.step for one in pending(spool.directory)] == [1]
+        spool.close()
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_file_that_is_being_written_is_refused(tmp_path: Path, spool: Spool) -> None:
