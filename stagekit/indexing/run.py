@@ -29,6 +29,7 @@ from ..shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name
 from ..shards.sample import split_name
 from ..store import Where, open_store
 from ..store.base import Data, Store
+from ..store.removing import removal
 from ..transfer.fetch import fetch_pieces
 from ..transfer.put import put_object
 from ..units import counted, format_count, format_duration, format_rate
@@ -547,7 +548,7 @@ class _Run:
         return PublishError(
             f"indexing to {self._store.location}: it holds another data set ({counted(manifest.samples, 'sample')} in "
             f"{counted(len(manifest.shards), 'shard')}, digest {manifest.digest[:12]}…): {why}. Nothing of it was changed. "
-            f"Choose another destination, or delete its {MANIFEST} to index anew"
+            f"Choose another destination, or index anew after: {removal(self._store, MANIFEST)}"
         )
 
     def _clear_journals(self) -> None:

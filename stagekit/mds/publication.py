@@ -27,6 +27,7 @@ from ..sources.base import Bad, OnBad, Source
 from ..sources.choice import SourceFormat
 from ..store import Where, open_store
 from ..store.base import ObjectInfo, Store
+from ..store.removing import removal
 from ..transfer.put import put_object
 from ..units import counted, format_count, format_duration, format_rate, format_size
 from . import index
@@ -315,7 +316,8 @@ class _Run:
     def _holds_another(self, why: str) -> PublishError:
         return PublishError(
             f"publishing to {self._store.location}: it holds another data set in MosaicML's format: {why}. Nothing of it was changed. "
-            f"Choose another destination, or delete that data set first, its {INDEX} before the rest"
+            f"Choose another destination, or put this one in its place: {removal(self._store, INDEX)}, then the same with --takeover "
+            "(takeover=True)"
         )
 
     def _jobs(self, engine: Engine, task: Literal["publish", "compare"], *, resume: bool) -> list[MdsJob]:

@@ -14,6 +14,7 @@ from ..errors import Conflict, NotFound, PublishError, StoreError
 from ..location import Location
 from ..shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name, samples_name, wids_json
 from ..store.base import ObjectInfo, Store
+from ..store.removing import removal
 from ..transfer.fetch import fetch_pieces
 from ..transfer.put import Stored, put_object
 from ..units import counted
@@ -276,5 +277,6 @@ def holds_another(store: Store, manifest: Manifest, why: str) -> PublishError:
     return PublishError(
         f"publishing to {store.location}: it holds another data set ({counted(manifest.samples, 'sample')} in "
         f"{counted(len(manifest.shards), 'shard')}, digest {manifest.digest[:12]}…): {why}. Nothing of it was changed. "
-        "Choose another destination, or delete that data set first, its manifest.json before the rest"
+        f"Choose another destination, or put this one in its place: {removal(store, MANIFEST)}, then the same with --takeover "
+        "(takeover=True)"
     )
