@@ -26,10 +26,10 @@ from ..store.base import Store
 from ..transfer.put import PART_SIZE, file_sha256, put_file, put_object
 from ..units import format_duration, format_size
 from . import catalog, commits, lease, retention
+from .backlog import BACKLOG, giving_way, is_over
 from .layout import RUN_JSON, Checkpoint, CheckpointManifest, CheckpointName, FileRecord, PartRecord, RunRecord, SupersededRecord
 from .spool import Entry, PinnedFile, Spool
 
-BACKLOG = 4
 AT_ONCE = 8  # small files of one checkpoint on their way together
 _PRUNE_AT_LEAST = 8  # commits: a backlog that never ends must not fill the bucket with what the policy drops
 LARGE = 64 * 2**20
@@ -193,32 +193,23 @@ class Uploader:
                 self.add(entry, adopted=True)
 
     def _coalesce(self) -> tuple[list[Entry], list[Message]]:
-        """Drop intermediate saves while there are too many or they hold too much disk: never the newest, final, best or keep-every ones.
-
-        Those from the middle of an epoch go first; one from its end goes only when none of them is left.
-        """
-        dropped: list[Entry] = []
-        news: list[Message] = []
+        """Drop what is to give way (``backlog``), and say so."""
         disk = self._settings.disk_bytes
-        while self._over(self._jobs):
-            droppable = [job for job in self._jobs[:-1] if job is not self._sending and not self._is_precious(job)]
-            job = min(droppable, key=lambda one: not one.entry.passing, default=None)  # the oldest of the first kind
-            if job is not None and not job.entry.passing and self._jobs[-1].entry.passing and not self._is_far_over():
-                break  # the newest can give way as soon as it is not the newest any more
-            if job is None:
-                if disk is not None and len(self._jobs) <= BACKLOG and "disk" not in self._told:
-                    self._told.add("disk")
-                    held = format_size(sum(job.entry.size_bytes for job in self._jobs))
-                    news.append(
-                        Message(f"pending saves hold {held}, over the budget of {format_size(disk)}; all of them are to be kept", "warning")
-                    )
-                break
+        sending = self._sending.entry if self._sending is not None else None
+        dropped = giving_way(self._entries, sending, self._settings.policy, disk)
+        news: list[Message] = []
+        for job in [job for job in self._jobs if any(job.entry is entry for entry in dropped)]:
             self._jobs.remove(job)
             job.entry.dropped = "dropped before it was sent, since newer saves were waiting"
             self._spool.save(job.entry, durable=False)
             job.upload._settle("superseded")
             self._superseded.append(job.entry.step)
-            dropped.append(job.entry)
+        if disk is not None and is_over(self._entries, disk) and len(self._jobs) <= BACKLOG and "disk" not in self._told:
+            self._told.add("disk")
+            held = format_size(sum(entry.size_bytes for entry in self._entries))
+            news.append(
+                Message(f"pending saves hold {held}, over the budget of {format_size(disk)}; all of them are to be kept", "warning")
+            )
         if dropped:
             steps = ", ".join(str(entry.step) for entry in dropped)
             news.append(
@@ -226,37 +217,20 @@ class Uploader:
             )
         return dropped, news
 
-    def _over(self, jobs: list[_Job]) -> bool:
-        disk = self._settings.disk_bytes
-        return len(jobs) > BACKLOG or (disk is not None and sum(job.entry.size_bytes for job in jobs) > disk)
-
-    def _is_far_over(self) -> bool:
-        disk = self._settings.disk_bytes
-        return len(self._jobs) > BACKLOG + 1 or (disk is not None and sum(job.entry.size_bytes for job in self._jobs) > disk)
-
-    def _is_precious(self, job: _Job) -> bool:
-        policy, entry = self._settings.policy, job.entry
-        if entry.final or entry.world_size > 1 or (policy.keep_every is not None and entry.step % policy.keep_every == 0):
-            return True
-        if policy.keep_best is None:
-            return False
-        metric, mode, count = policy.keep_best
-        sign = 1 if mode == "min" else -1
-        ranked = sorted(
-            (sign * one.entry.metrics[metric], index)
-            for index, one in enumerate(self._jobs)
-            if one.entry.metrics.get(metric) is not None and one.entry.metrics[metric] == one.entry.metrics[metric]
-        )
-        return any(self._jobs[index] is job for _, index in ranked[:count])
+    @property
+    def _entries(self) -> list[Entry]:
+        return [job.entry for job in self._jobs]
 
     def _wait_for_room(self) -> None:
         with self._changed:
             waiting = len(self._jobs)
-            full = self._over(self._jobs) and waiting > 1
+            full = is_over(self._entries, self._settings.disk_bytes) and waiting > 1
         if full:
             self._on_event(Message(f"waiting for the network: {waiting} saves are pending, the bound is {BACKLOG}"))
             with self._changed:
-                self._changed.wait_for(lambda: not self._over(self._jobs) or len(self._jobs) == 1 or self._is_stuck())
+                self._changed.wait_for(
+                    lambda: not is_over(self._entries, self._settings.disk_bytes) or len(self._jobs) == 1 or self._is_stuck()
+                )
 
     def _drop(self, entries: list[Entry]) -> None:
         """Hash what policy dropped, so that its other local copies can be told to be no loss, then let go of the pinned files."""

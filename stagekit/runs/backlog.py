@@ -1,0 +1,50 @@
+"""Which saves give way when they come faster than the network takes them. Pure: nothing here sends, drops or waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .retention import Policy
+from .spool import Entry
+
+BACKLOG = 4
+"""So many saves may be pending before one gives way."""
+
+
+def is_over(pending: Sequence[Entry], disk_bytes: int | None, *, bound: int = BACKLOG) -> bool:
+    """Whether there are more than ``bound`` saves, or they hold more than ``disk_bytes``."""
+    return len(pending) > bound or (disk_bytes is not None and sum(entry.size_bytes for entry in pending) > disk_bytes)
+
+
+def giving_way(pending: Sequence[Entry], sending: Entry | None, policy: Policy, disk_bytes: int | None) -> list[Entry]:
+    """Those of ``pending``, oldest first, that are to be dropped until it is not over any more, or only what must be kept is left.
+
+    Never the newest, the one that is being sent, final, best or keep-every ones. Those from the middle of an epoch go first; one from its
+    end goes only when none of them is left.
+    """
+    left, dropped = list(pending), list[Entry]()
+    while is_over(left, disk_bytes):
+        droppable = [entry for entry in left[:-1] if entry is not sending and not _is_precious(entry, left, policy)]
+        entry = min(droppable, key=lambda one: not one.passing, default=None)  # the oldest of the first kind
+        if entry is None:
+            break
+        if not entry.passing and left[-1].passing and not is_over(left, disk_bytes, bound=BACKLOG + 1):
+            break  # the newest can give way as soon as it is not the newest any more
+        left = [one for one in left if one is not entry]
+        dropped.append(entry)
+    return dropped
+
+
+def _is_precious(entry: Entry, pending: Sequence[Entry], policy: Policy) -> bool:
+    if entry.final or entry.world_size > 1 or (policy.keep_every is not None and entry.step % policy.keep_every == 0):
+        return True
+    if policy.keep_best is None:
+        return False
+    metric, mode, count = policy.keep_best
+    sign = 1 if mode == "min" else -1
+    ranked = sorted(
+        (sign * one.metrics[metric], index)
+        for index, one in enumerate(pending)
+        if one.metrics.get(metric) is not None and one.metrics[metric] == one.metrics[metric]  # NaN is never best
+    )
+    return any(pending[index] is entry for _, index in ranked[:count])
