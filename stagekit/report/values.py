@@ -236,7 +236,9 @@ class RunInfo:
             lines.append(f"arrived    {self.arrival.line}")
         for one in self.checkpoints:
             metrics = "".join(f", {name} {value:.6g}" for name, value in sorted(one.metrics.items()))
-            lines.append(f"checkpoint {one.url.removeprefix(self.url)}: {format_size(one.bytes)}, {counted(len(one.files), 'file')}{metrics}")
+            lines.append(
+                f"checkpoint {one.url.removeprefix(self.url)}: {format_size(one.bytes)}, {counted(len(one.files), 'file')}{metrics}"
+            )
         lines.extend(f"pending    {one.line}" for one in self.pending)
         lines.extend(f"unfinished {one.line}" for one in self.unfinished)
         lines.extend(f"damaged    {problem}" for problem in self.damaged)

@@ -45,7 +45,7 @@ _OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "ad
 
 
 def _forget_loop() -> None:
-    """In a forked child: older releases of fsspec leave it its parent's event loop, which nothing drives there, and every call would hang."""
+    """In a forked child: older releases of fsspec leave it its parent's event loop, which nothing drives there, and calls would hang."""
     asyn = sys.modules.get("fsspec.asyn")
     if asyn is not None:
         asyn.reset_lock()
