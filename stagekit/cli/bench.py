@@ -5,20 +5,22 @@ from __future__ import annotations
 import click
 
 from ..config import StoreConfig
-from .options import DURATION, store_options
+from .options import DURATION, Number, store_options
 from .output import Printer
 
 
 @click.command()
 @click.argument("url")
-@click.option("--step-ms", type=float, metavar="MS", help="What a training step takes on one batch, to compare with.")
+@click.option(
+    "--step-ms", type=Number(min=0, min_open=True), metavar="MS", help="What a training step takes on one batch, to compare with."
+)
 @click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="How many are to come: tells whether a copy pays, and fits here.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, metavar="N", help="Samples in a batch.")
 @click.option("--seconds", "seconds", type=DURATION, default="10s", show_default=True, metavar="TIME", help="How long to measure.")
 @click.option("--threads", type=click.IntRange(min=1), default=4, show_default=True, metavar="N", help="That decode.")
 @click.option("--connections", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Reads at the same time.")
 @click.option("--raw", is_flag=True, help="Hand out bytes instead of decoding them.")
-@click.option("--price-per-gb", type=click.FloatRange(min=0), metavar="PRICE", help="What a GB costs that leaves the store.")
+@click.option("--price-per-gb", type=Number(min=0), metavar="PRICE", help="What a GB costs that leaves the store.")
 @store_options()
 def command(
     url: str,

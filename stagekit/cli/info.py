@@ -10,7 +10,7 @@ import click
 
 from ..config import StoreConfig
 from ..progress import Message
-from .options import LOOKING_S, store_options
+from .options import LOOKING_S, Number, store_options
 from .output import Printer
 
 _EVERY_S = 5.0
@@ -25,7 +25,7 @@ _EVERY_S = 5.0
     help="Also show the first N samples of a data set; 0 keeps them out of --html's page.",
 )
 @click.option("--urls", is_flag=True, help="Print the URLs of a data set's shards, one a line, and nothing else.")
-@click.option("--price-per-gb", type=click.FloatRange(min=0), metavar="PRICE", help="What a GB costs that leaves the store.")
+@click.option("--price-per-gb", type=Number(min=0), metavar="PRICE", help="What a GB costs that leaves the store.")
 @click.option("--html", type=click.Path(), metavar="FILE", help="Write a page of a run or data set as well, in place of an older one.")
 @click.option("--watch", is_flag=True, help=f"Look again every {_EVERY_S:g} s, until ctrl-C.")
 @store_options(retry_s=LOOKING_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,16 @@ class Rate(_BytesType):
         return round(parse_rate(value, name=param.opts[0] if param else "rate"))
 
 
+class Number(click.FloatRange):
+    """A number of the range; ``nan`` and ``inf`` are none, though they compare with anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return number
+
+
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option(
         "--endpoint-url", metavar="URL", help="The S3 endpoint. [default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or S3_ENDPOINT_URL]"
@@ -85,7 +96,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("--anonymous", is_flag=True, help="Send unsigned requests."),
     click.option(
         "--max-requests-per-s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(min=0, min_open=True),
         metavar="N",
         help="No more requests a second than this to one endpoint, from all processes of this machine that were told so.",
     ),

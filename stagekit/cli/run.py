@@ -10,7 +10,7 @@ import click
 from ..config import StoreConfig
 from ..progress import Message
 from .exits import Exit
-from .options import DURATION, SIZE, Printer, best_of, given, store_options
+from .options import DURATION, SIZE, Number, Printer, best_of, given, store_options
 from .output import JsonPrinter
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _EXITS = {"stalled": Exit.STALLED, "overtime": Exit.OVERTIME}
     help="Ranks that the command starts. [default: as its launcher or WORLD_SIZE says]",
 )
 @click.option("--stall", "stall_s", type=DURATION, metavar="TIME", help="End the command when nothing is printed or written for so long.")
-@click.option("--max-hours", type=click.FloatRange(min=0, min_open=True), metavar="H", help="End the command after H hours.")
+@click.option("--max-hours", type=Number(min=0, min_open=True), metavar="H", help="End the command after H hours.")
 @click.option(
     "--grace",
     "grace_s",

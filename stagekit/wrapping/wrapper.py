@@ -128,6 +128,8 @@ def run_command(
         refuse_whole_bucket(to)
     if settings.stall_s is not None and settings.stall_s <= 0:
         raise UsageError("--stall 0: the command would be ended at once; give a time such as 30m")
+    if settings.stall_s is not None and not settings.logs:
+        raise UsageError("--stall needs to see what the command prints, and --no-logs leaves that to the terminal; leave one of them out")
     environ = dict(os.environ if environ is None else environ)
     world_size = world_size_of(command, environ, settings.world_size)
     quietly = _Quietly(on_event)

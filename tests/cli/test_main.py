@@ -58,6 +58,22 @@ def test_every_command_takes_json_and_says_what_its_options_do() -> None:
         assert all(option.help for option in options), name
 
 
+def test_no_option_takes_for_a_number_what_is_none() -> None:
+    group = stagekit.cli.stagekit
+    context = click.Context(group)
+    tried = 0
+    for name in COMMANDS:
+        command = group.get_command(context, name)
+        assert command is not None
+        for option in command.params:
+            if isinstance(option.type, click.types.FloatParamType):
+                tried += 1
+                for text in ("nan", "inf", "-1"):
+                    with pytest.raises(click.BadParameter):
+                        option.type.convert(text, option, context)
+    assert tried >= 4
+
+
 def test_help_and_version_load_nothing_heavy() -> None:
     program = (
         "import sys; from stagekit.cli import main\n"

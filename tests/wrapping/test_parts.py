@@ -120,6 +120,8 @@ def test_what_cannot_be_meant_is_refused_before_anything_happens(tmp_path: Path)
         run_command(["true"], str(tmp_path / "run"), Settings(watch=()))
     with pytest.raises(UsageError, match="--stall 0: the command would be ended at once"):
         run_command(["true"], str(tmp_path / "run"), Settings(watch=("out",), stall_s=0.0))
+    with pytest.raises(UsageError, match="--stall needs to see what the command prints, and --no-logs leaves that to the terminal"):
+        run_command(["true"], str(tmp_path / "run"), Settings(watch=("out",), stall_s=60.0, logs=False))
     for root, named_run in (
         ("s3://bucket", "s3://bucket/NAME"),
         ("s3://me@bucket/", "s3://me@bucket/NAME"),
