@@ -34,6 +34,7 @@ LEVELS = {
     "advice": 0,
     "histogram": 0,
     "facts": 0,
+    "interrupts": 0,
     "installing": 0,
     "outages": 0,
     "sdk": 0,

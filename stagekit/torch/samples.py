@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..config import StoreConfig
 from ..dataset import Dataset
 from ..errors import StateMismatch, UsageError
+from ..interrupts import keep_over_forks
 from ..order import Intervals, Position, State, batches, share, size
 from ..progress import Subscriber, ignore
 from ..stream.mix import Mix
@@ -74,6 +75,7 @@ class StreamDataset(IterableDataset[Any]):
         on_event: Subscriber = ignore,
     ) -> None:
         check_whole(batch_size, name="batch_size", minimum=1)
+        keep_over_forks()  # a DataLoader is about to fork
         self._world = World(rank, world_size)
         self.batch_size = batch_size
         self.drop_last = drop_last
