@@ -144,7 +144,7 @@ def test_installing_beside_the_newest_boto3_changes_nothing(wheel: Path, tmp_pat
 def test_installing_beside_boto3_and_s3fs_of_2024_changes_nothing(wheel: Path, tmp_path: Path) -> None:
     installed = resolve(*OF_2024, alone=True)
     python = pretend_installed(tmp_path / "venv", installed.values())
-    added = resolve(wheel, python=python)
+    added = resolve(with_extras(wheel, ["s3fs"]), python=python)
     assert "stagekit-ml" in added
     assert names(added.keys() & installed.keys()) == []
 
