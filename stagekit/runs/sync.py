@@ -68,6 +68,7 @@ class _Job:
     blocked: bool = False
     error: Exception | None = None
     sent_bytes: int = 0
+    told: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,7 +566,9 @@ class Uploader:
             entry.error = _words(error)
             with suppress(OSError):
                 self._spool.save(entry, durable=False)
-        self._on_event(news)
+        if not job.blocked or news.text != job.told:  # a refusal is the same with each save that follows
+            job.told = news.text
+            self._on_event(news)
 
     # -------------------------------------------------------------------------------------------------------- one save
 

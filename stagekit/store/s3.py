@@ -38,6 +38,7 @@ from .usage import Usage, count_at, counting, meter_of
 _PIECE_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _MOST_PARTS = 10_000
+_PROBING = "trying to write below"  # what the caller wants to write; the scratch object's name would tell nobody anything
 
 
 class S3Store:
@@ -428,11 +429,11 @@ class S3Store:
         return known
 
     def _proves_conditions(self) -> bool:
-        with self._scratch() as (key, path):
+        with self._scratch() as path:
             body = {"Key": path, "Body": b"", "IfNoneMatch": "*"}
             try:
-                self._call("probing", key, "put_object", **body)
-                self._call("probing", key, "put_object", **body)
+                self._call(_PROBING, "", "put_object", **body)
+                self._call(_PROBING, "", "put_object", **body)
             except Conflict as error:
                 if error.transient:
                     raise
@@ -444,21 +445,21 @@ class S3Store:
             return False
 
     def _proves_digests(self) -> bool:
-        with self._scratch() as (key, path):
+        with self._scratch() as path:
             client = self._bound()
             try:
                 self._ask(client, "put_object", Key=path, Body=b"right", ContentMD5=_md5(b"wrong"))
             except VENDOR_ERRORS as error:
                 if error_code(error) in ("BadDigest", "InvalidDigest"):
                     return True
-                raise self._error(client, error, "probing", key) from error
+                raise self._error(client, error, _PROBING, "") from error
             return False
 
     @contextmanager
-    def _scratch(self) -> Iterator[tuple[str, str]]:
+    def _scratch(self) -> Iterator[str]:
         key = f".stagekit-probe-{uuid.uuid4().hex}"
         try:
-            yield key, self._path(key)
+            yield self._path(key)
         finally:
             with suppress(StoreError):
                 self.delete(key)

@@ -10,13 +10,28 @@ from ..errors import StagekitError, UploadFailed
 from ..progress import Event, Message, Subscriber
 from ..runs import Run, ending, spool
 from ..runs.spool import Entry
-from ..wrapping.finish import finish_left
+from ..wrapping.finish import NOT_SENT, finish_left
 from ..wrapping.note import Note
 from .scope import Target
 
 STALL_S = 60.0
 BEGINS = "; sending that now"
 """How a message ends that tells of a beginning and not of what failed."""
+
+
+class Once:
+    """A subscriber that hands each sentence on once: what a store refuses is tried by all who have something to send."""
+
+    def __init__(self, on_event: Subscriber) -> None:
+        self._on_event = on_event
+        self._told: set[str] = set()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Message) and event.level != "info":
+            if event.text in self._told:
+                return
+            self._told.add(event.text)
+        self._on_event(event)
 
 
 def own_runs() -> list[Run]:
@@ -56,7 +71,7 @@ def finish_wrapped(note: Note, target: Target, on_event: Subscriber) -> str:
         hear(_stays(error))
     with suppress(StagekitError, OSError):
         run.close()
-    return told[-1] if told else ""
+    return told[-1].rpartition(NOT_SENT)[2] if told else ""
 
 
 def finish(target: Target, entries: Sequence[Entry], on_event: Subscriber, *, clock: Callable[[], float] = time.monotonic) -> None:

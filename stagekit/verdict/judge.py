@@ -30,7 +30,7 @@ from .bucket import RunState, look_at_run, mute, unseen
 from .durable import Durable
 from .files import Found
 from .findings import Finding, Verdict, decide
-from .finishing import finish, finish_own, finish_wrapped, own_runs
+from .finishing import Once, finish, finish_own, finish_wrapped, own_runs
 from .last import remember_verdict
 from .scope import Judged, Target, find_scope, open_briefly
 
@@ -114,9 +114,9 @@ def _gather(
     running, unread = wrapped.noted(judged.home)
     reasons: dict[str, str] = {}
     if not check:
-        reached = _Reached(states)
-        waited = _finish(judged.targets, entries, reached, on_event)
-        reasons = _finish_wrapped(judged.targets, running, reached, on_event)
+        reached, once = _Reached(states), Once(on_event)
+        waited = _finish(judged.targets, entries, reached, once)
+        reasons = _finish_wrapped(judged.targets, running, reached, once)
         findings.extend(reached.mute.values())
         entries, broken = uploads.pending(spools)
         waited = waited or bool(running)

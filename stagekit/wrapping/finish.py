@@ -13,6 +13,8 @@ from .collect import Collector, waiting_for
 from .logs import Logs
 from .note import Note
 
+NOT_SENT = " is not sent: "
+"""Stands in a message before the reason why something stays here."""
 _SHOWN = 3
 
 
@@ -57,7 +59,8 @@ def finish_left(
             collector.scan(still=True, cut_ns=math.inf if note.killed else None)
             run.drain(run._drain_s)
     except StagekitError as error:
-        on_event(Message(f"what {note.command!r} left below {', '.join(map(str, note.watched.values()))} is not sent: {error}", "warning"))
+        left = f"what {note.command!r} left below {', '.join(map(str, note.watched.values()))}"
+        on_event(Message(f"{left}{NOT_SENT}{error}", "warning"))
         return False
     if collector.unsaved or collector.blind:
         return False
