@@ -15,7 +15,7 @@ from ..store.base import Data
 from .base import Bad, Listing, OnBad, Payload
 from .files import FileRules, Files
 from .shelf import Disk, Shelf
-from .table import cannot_read
+from .table import cannot_read, check_encoding
 
 SUFFIX = ".txt"
 _LOOK = 64 * 1024
@@ -100,7 +100,11 @@ class TextSource:
 
     def _is_blank(self, path: str, size: int, mark: int | str | None) -> bool:
         with self.shelf.open(path, straight=False, mark=mark, size=size) as file:
+            begins = True
             while data := file.read(_LOOK):
+                if begins:
+                    check_encoding(path, data)
+                    begins = False
                 if data.strip():
                     return False
         return True

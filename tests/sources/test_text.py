@@ -68,6 +68,18 @@ def test_a_document_that_is_not_utf_8(tmp_path: Path, before: int, bad: bytes) -
             list(pieces)
 
 
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16LE"])
+def test_a_document_in_utf_16(tmp_path: Path, encoding: str) -> None:
+    """Without a mark it is UTF-8 as well, with zeros in it."""
+    (tmp_path / "a.txt").write_text("text", encoding)
+    (tmp_path / "good.txt").write_text("text")
+    with pytest.raises(SourceError, match=rf"a\.txt: it is in {encoding}, .* iconv -f {encoding} -t UTF-8 OLD > NEW \(--on-bad skip"):
+        TextSource(str(tmp_path)).listing()
+    listing = TextSource(str(tmp_path), "skip").listing()
+    assert [bad.path for bad in listing.bad] == [str(tmp_path / "a.txt")]
+    assert [sample.key for sample in listing.samples] == ["good"]
+
+
 def test_characters_on_the_border_of_two_pieces(tmp_path: Path) -> None:
     text = "x" + "é" * (5 * 2**20)
     (tmp_path / "a.txt").write_text(text)
