@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CheckpointError, SourceError, StagekitError, UsageError
+from ..errors import CheckpointError, SourceError, StagekitError, UploadFailed, UsageError
 from ..progress import Message, Subscriber
 from ..runs.layout import Checkpoint
 from ..runs.run import Run
@@ -272,7 +272,8 @@ class Collector:
         except UsageError as error:
             self._on_event(Message(f"{found.path} is not saved: {error}", "error"))
         except CheckpointError as error:  # of earlier saves; this one is pinned
-            self._on_event(Message(str(error), "error"))
+            if not isinstance(error, UploadFailed):  # that was told when it happened
+                self._on_event(Message(str(error), "error"))
         except StagekitError as error:
             self.unsaved[found.path] = str(error)
             if found.path not in self._told:
