@@ -27,7 +27,8 @@ echo "== train: the newest checkpoint is fetched first, and what is saved goes t
 # In the background and waited for: bash hands a signal on only while it waits.
 stagekit run --to "$RUN" --watch out --max-hours "$HOURS" --stall 30m -- bash -c "$TRAIN" &
 training=$!
-trap 'kill -TERM "$training" 2>/dev/null || true' TERM INT HUP
+asked=no # to end: a training that saves and ends with 0 then is not done
+trap 'asked=yes; kill -TERM "$training" 2>/dev/null || true' TERM INT HUP
 code=0
 wait "$training" || code=$?
 while kill -0 "$training" 2>/dev/null; do # a signal ends the wait, not the training
@@ -37,6 +38,10 @@ done
 
 echo "== teardown: sends what is left; only YES is exit code 0"
 stagekit teardown
+if [ "$asked" = yes ]; then
+    echo "this server was asked to end, so nothing is destroyed; nothing would be lost with it, and the next one goes on" >&2
+    exit "$code"
+fi
 if [ "$code" != 0 ] && [ "$code" != 6 ]; then # 6: the hours are over
     echo "the training ended with $code, so this server stays for a look; nothing would be lost with it" >&2
     exit "$code"

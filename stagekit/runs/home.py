@@ -19,12 +19,15 @@ from ..errors import ManifestError
 from ..folders import paths_in
 from .layout import seal, unseal
 
+_SESSIONS = 100  # of the latest processes
+
 
 @dataclass(frozen=True, slots=True)
 class KnownRun:
     """A run that was written from this machine, with the spools, the watched and the working directories of all its trainings, sorted.
 
     ``datasets`` are those that they streamed, by digest. ``disks`` says on which device (``st_dev``) each watched directory was.
+    ``sessions`` are the latest processes that wrote to it, the owners in the names of its checkpoints.
     """
 
     url: str
@@ -34,12 +37,19 @@ class KnownRun:
     working: tuple[Path, ...] = ()
     datasets: Mapping[str, str] = field(default_factory=dict)
     disks: Mapping[Path, int] = field(default_factory=dict)
+    sessions: tuple[str, ...] = ()
 
 
 def known_runs(home: Path | None = None) -> list[KnownRun]:
     """Every run this machine wrote to, sorted by URL. Raises ``ManifestError`` or ``OSError`` naming a record that cannot be read."""
     folder = (home or home_directory()) / "runs"
     return sorted((_read(path) for path in paths_in(folder, "*.json")), key=lambda known: known.url)
+
+
+def known_run(url: str, home: Path | None = None) -> KnownRun | None:
+    """The run at ``url``, if this machine wrote to it. Raises like ``known_runs``."""
+    path = record_path(url, home or home_directory())
+    return _read(path) if path.exists() else None
 
 
 def remember(
@@ -50,6 +60,7 @@ def remember(
     *,
     working: Path | None = None,
     datasets: Mapping[str, str] = MappingProxyType({}),
+    session: str | None = None,
     home: Path | None = None,
 ) -> None:
     """Note that this machine writes to ``url``; what was noted before stays. Raises ``OSError`` when the home cannot be written."""
@@ -58,14 +69,16 @@ def remember(
     path.parent.mkdir(parents=True, exist_ok=True)
     spools, directories = {spool.absolute()}, {directory.absolute() for directory in watched}
     places = {working.absolute()} if working is not None else set()
+    sessions = [session] if session is not None else []
     if path.exists():
         before = _read(path)
         spools.update(before.spools)
         directories.update(directory for directory in before.watched if directory.exists())  # rotated checkpoints do not pile up
         places.update(directory for directory in before.working if directory.exists())
         datasets = {**before.datasets, **datasets}
+        sessions = [*(one for one in before.sessions if one != session), *sessions][-_SESSIONS:]
     disks = {directory: device for directory in sorted(directories) if (device := _device(directory)) is not None}
-    known = KnownRun(url, store, tuple(sorted(spools)), tuple(sorted(directories)), tuple(sorted(places)), datasets, disks)
+    known = KnownRun(url, store, tuple(sorted(spools)), tuple(sorted(directories)), tuple(sorted(places)), datasets, disks, tuple(sessions))
     if before == known:
         return
     values = {
@@ -78,6 +91,7 @@ def remember(
         "working": sorted(map(str, places)),
         "datasets": dict(sorted(datasets.items())),
         "disks": {str(directory): device for directory, device in disks.items()},
+        "sessions": sessions,
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(seal(values))
@@ -106,6 +120,7 @@ def _read(path: Path) -> KnownRun:
             watched=tuple(Path(item) for item in values["watched"]),
             working=tuple(Path(item) for item in values.get("working", ())),
             datasets={str(digest): str(place) for digest, place in values.get("datasets", {}).items()},
+            sessions=tuple(str(session) for session in values.get("sessions", ())),
             disks={Path(directory): int(device) for directory, device in values.get("disks", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

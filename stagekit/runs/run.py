@@ -596,6 +596,7 @@ class Run:
                 self._watched,
                 working=self._working,
                 datasets=self._datasets,
+                session=self._spool.session if self._spool else None,
             )
         except OSError as error:
             if not self._home_told:

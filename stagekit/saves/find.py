@@ -43,7 +43,8 @@ ABANDONED = ".abandoned"
 
 _STEP = re.compile(r"(?:step|iter|global_step|checkpoint)[=_-]?0*([0-9]{1,12})(?![0-9])", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![0-9.])0*([0-9]{1,12})(?![0-9.])")
-_TRAINERS = re.compile(r"(trainer_state\.json|training_args\.bin|optimizer|scheduler\.pt|rng_state|global_step|latest|pytorch_model_fsdp)")
+# What nobody else writes. Optimizer, scheduler and random states have these names in other programs, too, and come after such a file.
+_TRAINERS = re.compile(r"(trainer_state\.json|training_args\.bin|global_step[0-9]|pytorch_model_fsdp)")
 _HAVE_AN_END = (".safetensors", ".json", ".pt", ".pth", ".bin", ".ckpt")
 _STRUCTURED = ("trainer", "dcp")
 _EFFECTIVE = os.access in os.supports_effective_ids

@@ -6,11 +6,13 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CheckpointError, SourceError, StagekitError, UploadFailed, UsageError
+from ..errors import CheckpointError, ManifestError, SourceError, StagekitError, UploadFailed, UsageError
 from ..progress import Message, Subscriber
+from ..runs.home import known_run
 from ..runs.layout import Checkpoint
 from ..runs.run import Run
 from ..runs.spool import Entry, default_dir, pending
@@ -39,6 +41,15 @@ def named(directories: Sequence[Path]) -> dict[str, Path]:
             name = f"{directory.name or 'root'}-{number}"
         result[name] = directory
     return result
+
+
+def earlier_sessions(run: Run) -> list[str]:
+    """The processes of this machine that wrote to ``run``, but for this one."""
+    own = run._spool.session if run._spool is not None else None
+    with suppress(ManifestError, OSError):  # nothing is known then
+        if (known := known_run(run.url)) is not None:
+            return [session for session in known.sessions if session != own]
+    return []
 
 
 def waiting_for(run: Run) -> list[Entry]:
@@ -142,25 +153,30 @@ class Collector:
             found.append(f"{what}; the next start, or `stagekit teardown`, looks again")
         return found
 
-    def before(self, held: Collection[Checkpoint], waiting: Collection[Entry] = ()) -> tuple[list[Found], list[Found]]:
+    def before(
+        self, held: Collection[Checkpoint], waiting: Collection[Entry] = (), sessions: Collection[str] = ()
+    ) -> tuple[list[Found], list[Found]]:
         """The finished saves that lie here before the command starts: those that must be handed over, and those that are ahead of the run.
         Both oldest first.
 
         What the run holds already, what waits in the spool, and what the run has gone beyond is not handed over: a late copy of an old
         step must not become the newest. Neither is what the run has gone on without, which is in ``abandoned`` then: steps after its
-        newest one, of an older generation, and what was saved after them.
+        newest one, of an older generation, and what was saved after them; and all steps after its newest one, where earlier processes of
+        this machine wrote to the run (``sessions``) and that one is of none of them.
         """
         self._held = list(held)
         newest = max(held, key=lambda one: one.name, default=None)
         gone_to = max([*(one.step for one in waiting), newest.step if newest is not None else -1], default=-1)
         self._step = max([0, gone_to, *(one.step for one in held)])
+        elsewhere = newest is not None and bool(sessions) and newest.name.owner not in sessions
         fresh: list[Found] = []
         ahead: list[Found] = []
         self.abandoned = []
         for found in self._watch.finished(self.look(), still=True):
             step = found.step()
             known = _is_known(found, step, held, waiting)
-            if newest is not None and step is not None and step > newest.step and (self.abandoned or self._is_of_older(found, newest)):
+            beyond = newest is not None and step is not None and step > newest.step
+            if newest is not None and beyond and (elsewhere or self.abandoned or self._is_of_older(found, newest)):
                 self.abandoned.append(found)
                 self._watch.take(found)
                 continue

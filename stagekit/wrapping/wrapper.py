@@ -34,7 +34,7 @@ from ..store.base import exists
 from ..units import counted, format_duration
 from . import record, survivors
 from .child import Child, exit_code_of
-from .collect import Collector, named, waiting_for
+from .collect import Collector, earlier_sessions, named, waiting_for
 from .finish import finish_left
 from .logs import EVERY_S, LOGS, Logs
 from .note import Note, log_directory, notes
@@ -279,7 +279,7 @@ class _Wrapper:
             left_s=self._left_to_look,
         )
         clear_way(self.collector, self.on_event)
-        here, ahead = self.collector.before(held or [], waiting_for(self.training))
+        here, ahead = self.collector.before(held or [], waiting_for(self.training), earlier_sessions(self.training))
         newest = self.training.latest() if held else None
         if self.world_size is None and newest is not None:
             saved = newest.manifest.identity.get("world_size")

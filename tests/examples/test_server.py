@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -62,7 +63,7 @@ def test_a_server_that_is_shut_down_and_the_next_one_that_is_destroyed(cloud: Cl
         assert first.wait(timeout=120) == 143, said.read_text()
     text = said.read_text()
     assert "YES: nothing in this scope would be lost" in text
-    assert "the training ended with 143, so this server stays for a look" in text
+    assert "this server was asked to end, so nothing is destroyed" in text
     assert not (said.parent / "destroyed").exists()
     assert [one.step for one in cloud.checkpoints(run)] == [4]
 
@@ -73,6 +74,22 @@ def test_a_server_that_is_shut_down_and_the_next_one_that_is_destroyed(cloud: Cl
     assert "YES: nothing in this scope would be lost" in text
     assert (work / "destroyed").exists()
     assert cloud.digests(run, *adapter) == adapter, "as if there had been one server"
+
+
+def test_a_training_that_handles_the_shutdown_and_ends_well_destroys_nothing(cloud: Cloud) -> None:
+    program = "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); pathlib.Path('up').touch(); "
+    program += "time.sleep(600)"
+    line = {"RUN": f"{cloud.url}/runs/graceful", "TRAIN": shlex.join([sys.executable, "-c", program]), "DESTROY": "touch destroyed"}
+    with started(cloud, "server-3", "server/server.sh", **line) as (process, said):
+        deadline = time.monotonic() + 120
+        while not (said.parent / "up").exists():
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < deadline, said.read_text()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 0, said.read_text()
+    assert "this server was asked to end, so nothing is destroyed" in said.read_text()
+    assert not (said.parent / "destroyed").exists()
 
 
 def test_a_model_is_handed_over_in_the_layouts_that_servers_load(cloud: Cloud, lora: str) -> None:

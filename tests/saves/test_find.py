@@ -43,6 +43,7 @@ def save(root: Path, step: int, *, ranks: int = 1, state: bool = True, loss: flo
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text("{}")
     (folder / "pytorch_model.bin").write_bytes(RNG)
+    (folder / "training_args.bin").write_bytes(RNG)
     (folder / "optimizer.pt").write_bytes(RNG)
     (folder / "scheduler.pt").write_bytes(RNG)
     for rank in range(ranks):
@@ -67,7 +68,8 @@ def test_a_trainers_save_counts_once_its_state_is_there_and_only_once(tmp_path: 
     save(tmp_path, 4, loss=0.25)
     (found,) = watch.finished([look(tmp_path)])
     assert (found.name, found.kind, found.step(), found.told()) == ("checkpoint-4", "trainer", 4, (1, {"loss": 0.25}))
-    assert set(found.sizes) == {"config.json", "pytorch_model.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
+    torchs = {"pytorch_model.bin", "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    assert set(found.sizes) == {"config.json", *torchs, "trainer_state.json"}
     watch.take(found)
     assert finished(watch, tmp_path) == []
 
@@ -259,6 +261,11 @@ def test_a_directory_with_a_trainers_name_and_nothing_of_a_trainer_is_finished_w
     clock.now += 31
     (found,) = watch.finished([look(tmp_path)])
     assert (found.kind, found.step()) == ("pattern", 9)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "latest.pt"):  # names that any program may choose
+        (folder / name).write_bytes(RNG)
+    assert finished(watch, tmp_path) == []
+    clock.now += 31
+    assert finished(watch, tmp_path) == ["checkpoint-9"]
     (folder / "training_args.bin").write_bytes(RNG)  # it is a Trainer that is slow
     assert finished(watch, tmp_path, still=True) == []
 

@@ -291,6 +291,28 @@ def test_the_same_step_of_two_generations_is_told_apart_by_content(tmp_path: Pat
             assert (collector.is_here(newest) is not None) is here
 
 
+@pytest.mark.parametrize(("sessions", "left"), [((), []), (("0123abcd",), []), (("fedcba98",), ["checkpoint-6", "checkpoint-7"])])
+def test_what_lies_here_is_not_ahead_of_what_another_machine_has_saved_since(
+    tmp_path: Path, sessions: tuple[str, ...], left: list[str]
+) -> None:
+    url = str(tmp_path / "run")
+    newest = make_checkpoint(DirectoryStore(url), 5, {"w.npz": b"of the other machine"}, generation=2)
+    for step in (4, 6, 7):
+        (tmp_path / "out" / f"checkpoint-{step}").mkdir(parents=True)
+        (tmp_path / "out" / f"checkpoint-{step}" / "w.npz").write_bytes(b"of this one")
+    with Run(url) as run:
+        collector = Collector(
+            run, {"out": tmp_path / "out"}, patterns=(), quiet_s=0, world_size=None, logs=None, printed=(), on_event=lambda _: None
+        )
+        known = [newest.owner if session == "0123abcd" else session for session in sessions]
+        fresh, ahead = collector.before(run.checkpoints(), sessions=known)
+        assert [found.name for found in collector.abandoned] == left
+        assert [found.name for found in ahead] == ([] if left else ["checkpoint-6", "checkpoint-7"])
+        assert [found.name for found in fresh] == ([] if left else ["checkpoint-6", "checkpoint-7"])
+        collector.scan(still=True)
+        assert collector.submitted == (0 if left else 2)
+
+
 def test_a_finished_save_that_cannot_be_pinned_once_nobody_writes_is_told(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a.npz").write_bytes(b"x")

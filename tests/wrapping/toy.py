@@ -17,7 +17,7 @@ def save(out: Path, step: int, *, upto: str = "") -> None:
     folder = out / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     (folder / "pytorch_model.bin").write_bytes(bytes([step]) * 60_000 + END)
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
         if name == upto:
             return
         (folder / name).write_bytes(END)
