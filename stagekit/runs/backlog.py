@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .layout import SAVED_IN
 from .retention import Policy
 from .spool import Entry
 
@@ -19,8 +20,8 @@ def is_over(pending: Sequence[Entry], disk_bytes: int | None, *, bound: int = BA
 def giving_way(pending: Sequence[Entry], sending: Entry | None, policy: Policy, disk_bytes: int | None) -> list[Entry]:
     """Those of ``pending``, oldest first, that are to be dropped until it is not over any more, or only what must be kept is left.
 
-    Never the newest, the one that is being sent, final, best or keep-every ones. Those from the middle of an epoch go first; one from its
-    end goes only when none of them is left.
+    Never the newest (of each directory, where several save into one run), the one that is being sent, final, best or keep-every ones.
+    Those from the middle of an epoch go first; one from its end goes only when none of them is left.
     """
     left, dropped = list(pending), list[Entry]()
     while is_over(left, disk_bytes):
@@ -36,6 +37,9 @@ def giving_way(pending: Sequence[Entry], sending: Entry | None, policy: Policy, 
 
 
 def _is_precious(entry: Entry, pending: Sequence[Entry], policy: Policy) -> bool:
+    directory = entry.identity.get(SAVED_IN)
+    if next(one for one in reversed(pending) if one.identity.get(SAVED_IN) == directory) is entry:
+        return True
     if entry.final or entry.world_size > 1 or (policy.keep_every is not None and entry.step % policy.keep_every == 0):
         return True
     if policy.keep_best is None:

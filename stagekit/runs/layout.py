@@ -33,6 +33,8 @@ OWNERS = "owners/"
 CHECKPOINTS = "checkpoints/"
 COMMITS = "commits/"
 SUPERSEDED = "superseded/"
+SAVED_IN = "saved_in"
+"""In a checkpoint's identity, where several directories save into one run: the name of the one that this was in."""
 MANIFEST = "manifest.json"
 
 Metrics = Mapping[str, float]

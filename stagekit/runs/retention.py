@@ -18,7 +18,7 @@ from ..progress import Message, Stage, Subscriber, ignore
 from ..store.base import OpenUpload, Store, exists
 from ..transfer.put import put_object
 from . import catalog, lease
-from .layout import CHECKPOINTS, Checkpoint, CheckpointName, SupersededRecord
+from .layout import CHECKPOINTS, SAVED_IN, Checkpoint, CheckpointName, SupersededRecord
 
 DAY_S = 86_400.0
 
@@ -56,10 +56,18 @@ class Policy:
         return (self.keep_best[0], self.keep_best[1]) if self.keep_best is not None else None
 
     def dropped(self, checkpoints: Sequence[Checkpoint], *, protected: Collection[CheckpointName]) -> list[Checkpoint]:
-        """Those of ``checkpoints`` that nothing keeps, oldest first. A pure function; the newest is always kept."""
-        if not self.asked or not checkpoints:
+        """Those of ``checkpoints`` that nothing keeps, oldest first. A pure function; the newest is always kept.
+
+        Where several directories save into one run, each has the policy for its own.
+        """
+        if not self.asked:
             return []
-        ordered = sorted(checkpoints, key=lambda one: one.name)
+        directories: dict[str, list[Checkpoint]] = {}
+        for one in sorted(checkpoints, key=lambda one: one.name):
+            directories.setdefault(str(one.manifest.identity.get(SAVED_IN, "")), []).append(one)
+        return sorted((one for own in directories.values() for one in self._dropped(own, protected)), key=lambda one: one.name)
+
+    def _dropped(self, ordered: Sequence[Checkpoint], protected: Collection[CheckpointName]) -> list[Checkpoint]:
         kept = {ordered[-1].name, *protected}
         if self.keep_last is not None:
             kept.update(one.name for one in ordered[-self.keep_last :])

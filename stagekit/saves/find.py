@@ -42,6 +42,7 @@ ABANDONED = ".abandoned"
 """The same for a save that its run has gone on without."""
 
 _STEP = re.compile(r"(?:step|iter|global_step|checkpoint)[=_-]?0*([0-9]{1,12})(?![0-9])", re.IGNORECASE)
+_CHECKPOINT = re.compile(r"checkpoint-[0-9]+")  # also with a number that no step can be, such as a time in nanoseconds
 _NUMBER = re.compile(r"(?<![0-9.])0*([0-9]{1,12})(?![0-9.])")
 # What nobody else writes. Optimizer, scheduler and random states have these names in other programs, too, and come after such a file.
 _TRAINERS = re.compile(r"(trainer_state\.json|training_args\.bin|global_step[0-9]|pytorch_model_fsdp)")
@@ -213,8 +214,8 @@ class _Seeing:
                 return "dcp"
             if any(re.fullmatch(r"random_states_[0-9]+\.pkl", name) for name in names):
                 return "accelerate"
-            if trainer.step_of(path) is not None:
-                return "trainer" if any(map(_TRAINERS.match, names)) else "pattern"
+            if _CHECKPOINT.fullmatch(path.name):
+                return "trainer" if trainer.step_of(path) is not None and any(map(_TRAINERS.match, names)) else "pattern"
         if path.suffix == ".ckpt":
             return "lightning"
         return "pattern" if _matches(relative, self.patterns) else None
@@ -347,7 +348,9 @@ class Watch:
             lacking = found.lacking(self.world_size)
             if not lacking or (quiet and all(_is_other_ranks(name) for name in lacking)):
                 result.append(found)
-        return sorted(result, key=lambda one: (one.step() or 0, max((time for _, _, time in one.stats.values()), default=0)))
+        steps = {id(one): one.step() for one in result}
+        # One that tells no step counts as the next one.
+        return sorted(result, key=lambda one: (steps[id(one)] is None, steps[id(one)] or 0, max(one.times_ns, default=0)))
 
     def take(self, found: Found) -> None:
         """``found`` was dealt with, and counts again only when it changes."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import CheckpointError, ManifestError, SourceError, StagekitError, UploadFailed, UsageError
 from ..progress import Message, Subscriber
 from ..runs.home import known_run
-from ..runs.layout import Checkpoint
+from ..runs.layout import SAVED_IN, Checkpoint
 from ..runs.run import Run
 from ..runs.spool import Entry, default_dir, pending
 from ..saves.adapter import base_of_files
@@ -24,9 +24,6 @@ from .logs import Logs, is_due
 
 SAVED_AS = "saved_as"
 """In a checkpoint's identity: where it lay below its watched directory, so that it is put there again."""
-
-SAVED_IN = "saved_in"
-"""The name of that directory among those that were watched (``named``), when there were several."""
 
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors")
 

@@ -11,11 +11,11 @@ from typing import Literal
 
 from ..errors import CheckpointError, DamagedCheckpoint, ManifestError
 from ..progress import Message, Subscriber
-from ..runs.layout import Checkpoint, check_paths
+from ..runs.layout import SAVED_IN, Checkpoint, check_paths
 from ..runs.restore import restore_checkpoint
 from ..runs.run import Run
 from ..saves.find import ABANDONED, Found, set_aside
-from .collect import SAVED_AS, SAVED_IN, Collector
+from .collect import SAVED_AS, Collector
 from .world import refuse_other_world
 
 Resume = Literal["auto", "never", "must"]

@@ -46,7 +46,8 @@ def test_a_run_records_what_it_and_its_data_cost(
         assert loader.receipt is not None
         data = [one for one in proxy.requests[began:] if one.key.startswith("data/")]
         run.close()
-        mine = [one for one in proxy.requests if one.key.startswith("runs/") or one.query.get("prefix", "").startswith("runs/")]
+        mine = [one for one in proxy.requests if one.key.startswith("runs/first/") or one.query.get("prefix", "").startswith("runs/first/")]
+        around = [one for one in proxy.requests if one.key in ("runs/run.json", "runs/manifest.json")]
     assert loader.receipt.requests == len(data)
     assert loader.receipt.received_bytes == pytest.approx(sum(one.sent for one in data), rel=0.05)
     assert f"fetched (1.00 of the data set) in {len(data)} requests" in str(loader.receipt)
@@ -56,6 +57,7 @@ def test_a_run_records_what_it_and_its_data_cost(
     recorded = found.traffic[url]
     assert recorded.requests == pytest.approx(len(mine), rel=0.05)
     assert recorded.sent_bytes == pytest.approx(sum(one.received for one in mine), rel=0.05)
+    assert found.traffic[f"s3://{bucket}/runs"].requests == len(around) > 0, "is the new run inside another?"
     assert found.traffic[f"s3://{bucket}/data"].received_bytes > 6_000_000
     total = sum(found.traffic.values(), Usage())
     lines = "\n".join(found.lines)

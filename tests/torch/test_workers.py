@@ -258,7 +258,9 @@ from stagekit.torch import StreamLoader
 
 if __name__ == "__main__":
     import multiprocessing
-    for batch in StreamLoader(sys.argv[1], 4, transform=doubled, workers=2):
+    for number, batch in enumerate(StreamLoader(sys.argv[1], 4, transform=doubled, workers=2)):
+        if number == 0:
+            continue  # the second worker may not have begun yet
         print(*[child.pid for child in multiprocessing.active_children()], flush=True)
         if sys.argv[2] == "wait":
             time.sleep(60)

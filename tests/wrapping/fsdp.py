@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as distributed
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from transformers import Trainer, TrainerCallback
@@ -69,6 +70,8 @@ def main() -> None:
     told = train(options.out, Die(options.die_at))
     if told is not None:
         options.losses.write_text(json.dumps(told))
+    distributed.barrier()  # a rank whose peers are gone while gloo still works aborts
+    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -688,6 +688,16 @@ def test_each_of_several_watched_directories_gets_its_own_back(tmp_path: Path, m
     assert machine.steps() == [5, 5], "and neither is sent again"
 
 
+def test_each_directory_keeps_its_own_last_one_and_a_number_that_is_no_step_is_a_checkpoint_too(machine: Machine) -> None:
+    script = "for n in 1 2; do for d in a b; do mkdir -p $d/checkpoint-$n; echo $n > $d/checkpoint-$n/$d.txt; done; done; "
+    script += "mkdir b/checkpoint-1796081842796195370; echo 3 > b/checkpoint-1796081842796195370/b.txt"
+    line = ["run", "--to", machine.url, "--watch", "a", "--watch", "b", "--no-record", "--keep-last", "1", "--", "bash", "-c", script]
+    done = machine.stagekit(*line)
+    assert done.code == 0, done.err
+    kept = {(one.manifest.identity["saved_in"], one.manifest.identity["saved_as"]) for one in Run(machine.url).checkpoints()}
+    assert kept == {("a", "checkpoint-2"), ("b", "checkpoint-1796081842796195370")}
+
+
 def test_of_many_saves_that_were_there_before_or_come_at_the_end_none_is_dropped(machine: Machine) -> None:
     saves = "for n in {1..7}; do mkdir -p out/checkpoint-$n; echo $n > out/checkpoint-$n/w.bin; done"
     subprocess.run(["bash", "-c", saves], cwd=machine.directory, check=True)
