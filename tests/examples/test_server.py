@@ -77,8 +77,17 @@ def test_a_server_that_is_shut_down_and_the_next_one_that_is_destroyed(cloud: Cl
 
 
 def test_a_training_that_handles_the_shutdown_and_ends_well_destroys_nothing(cloud: Cloud) -> None:
-    program = "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); pathlib.Path('up').touch(); "
-    program += "time.sleep(600)"
+    program = """
+import pathlib, signal, sys, time
+def save(*_):
+    folder = pathlib.Path("out/checkpoint-1")
+    folder.mkdir()
+    (folder / "weights.json").write_text("[1]")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path("up").touch()
+time.sleep(600)
+"""
     line = {"RUN": f"{cloud.url}/runs/graceful", "TRAIN": shlex.join([sys.executable, "-c", program]), "DESTROY": "touch destroyed"}
     with started(cloud, "server-3", "server/server.sh", **line) as (process, said):
         deadline = time.monotonic() + 120
@@ -90,6 +99,7 @@ def test_a_training_that_handles_the_shutdown_and_ends_well_destroys_nothing(clo
         assert process.wait(timeout=120) == 0, said.read_text()
     assert "this server was asked to end, so nothing is destroyed" in said.read_text()
     assert not (said.parent / "destroyed").exists()
+    assert [one.step for one in cloud.checkpoints("runs/graceful")] == [1]
 
 
 def test_a_model_is_handed_over_in_the_layouts_that_servers_load(cloud: Cloud, lora: str) -> None:
