@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..errors import CheckpointError, Conflict, Fenced, ManifestError, NotFound
 from ..processes import Process
-from ..store.base import Store
+from ..store.base import Store, exists
 from ..transfer.put import put_object
 from .layout import OWNERS, seal, unseal
 
@@ -116,7 +116,7 @@ def _survey(store: Store) -> tuple[set[tuple[int, str]], set[tuple[int, str]], i
             highest = max(highest, int(match[1]))
     while (owner := _claimed(store, highest + 1)) is not None:
         highest += 1
-        if _is_there(store, _record_key(highest, owner)):  # a writer killed in between owns nothing
+        if exists(store, _record_key(highest, owner)):  # a writer killed in between owns nothing
             records.add((highest, owner))
     return records, closed, highest
 
@@ -126,14 +126,6 @@ def _claimed(store: Store, generation: int) -> str | None:
         return bytes(store.get(_claim_key(generation))).decode(errors="replace")
     except NotFound:
         return None
-
-
-def _is_there(store: Store, key: str) -> bool:
-    try:
-        store.head(key)
-    except NotFound:
-        return False
-    return True
 
 
 def _claim_key(generation: int) -> str:

@@ -166,6 +166,9 @@ def _fill_others(run: Run, collector: Collector, held: Sequence[Checkpoint], sta
         arriving = root / f".restoring-{os.getpid()}"
         for checkpoint in (one for one in held if one.manifest.identity.get(SAVED_IN) == name):
             target = place_of(checkpoint, collector.roots)
+            if target.exists():  # somebody's, under a name that no rule takes for a save
+                on_event(Message(f"{target} is in the way of step {checkpoint.step} of {run.url}, so that is not fetched", "warning"))
+                break
             try:
                 restore_checkpoint(run._store, checkpoint, arriving, on_event=on_event)
                 _put(checkpoint, arriving, target)

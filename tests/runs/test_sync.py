@@ -499,15 +499,20 @@ def test_what_a_replaced_machine_left_is_kept_beside_what_was_trained_since(
     assert catalog.attempts(store)[0].step == 12
 
 
-def test_what_a_process_left_stays_in_order_when_the_next_one_is_killed_between_its_saves(
-    store: FaultStore, make_run: Make, tmp_path: Path
-) -> None:
+def leave_two_saves(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    """A process that saved steps 1 and 2 without a network, and died."""
     store.fail("put", Unreachable("no network"), times=None)
     first = make_run(drain_s=0)
     for step in (1, 2):
         save(first, tmp_path, step)
     die(first)
     store.clear()
+
+
+def test_what_a_process_left_stays_in_order_when_the_next_one_is_killed_between_its_saves(
+    store: FaultStore, make_run: Make, tmp_path: Path
+) -> None:
+    leave_two_saves(store, make_run, tmp_path)
     gone = lose_network_behind_a_commit(store)
     second = make_run(drain_s=0)
     with pytest.raises(UploadFailed):
@@ -523,12 +528,7 @@ def test_what_a_process_left_stays_in_order_when_the_next_one_is_killed_between_
 def test_it_stays_in_order_also_when_one_is_killed_between_their_names(
     store: FaultStore, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.fail("put", Unreachable("no network"), times=None)
-    first = make_run(drain_s=0)
-    for step in (1, 2):
-        save(first, tmp_path, step)
-    die(first)
-    store.clear()
+    leave_two_saves(store, make_run, tmp_path)
     keep, reached = Spool.save, threading.Event()
 
     def killed(spool: Spool, entry: Entry, **options: bool) -> None:
@@ -562,12 +562,7 @@ def test_it_stays_in_order_also_when_one_is_killed_between_their_names(
 def test_the_first_of_what_a_dead_process_left_is_not_sent_before_the_others_are_known(
     store: FaultStore, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.fail("put", Unreachable("no network"), times=None)
-    first = make_run(drain_s=0)
-    for step in (1, 2):
-        save(first, tmp_path, step)
-    die(first)
-    store.clear()
+    leave_two_saves(store, make_run, tmp_path)
     began, add = threading.Event(), Uploader.add
     store.act("*", lambda _: began.set(), times=None)
 

@@ -686,6 +686,12 @@ def test_each_of_several_watched_directories_gets_its_own_back(tmp_path: Path, m
     assert shown.out == f"a/checkpoint-5/a.json\nb/checkpoint-5/b.json\n{other.directory}/b/checkpoint-5\n", shown.err
     assert f"step 5 of {machine.url}, which was saved in {other.directory}/a, is now in {other.directory}/a/checkpoint-5" in shown.err
     assert machine.steps() == [5, 5], "and neither is sent again"
+    third = Machine(tmp_path / "third", machine.url)
+    (third.directory / "a").mkdir()
+    (third.directory / "a" / "checkpoint-5").write_text("somebody's")
+    kept = third.stagekit(*line(third, "cat a/checkpoint-5", "a", "b"))
+    assert kept.out == "somebody's", kept.err
+    assert f"{third.directory}/a/checkpoint-5 is in the way of step 5 of {machine.url}, so that is not fetched" in kept.err
 
 
 def test_each_directory_keeps_its_own_last_one_and_a_number_that_is_no_step_is_a_checkpoint_too(machine: Machine) -> None:
