@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..config import StoreConfig
-from ..errors import ManifestError, NotFound, StagekitError
+from ..errors import ManifestError, StagekitError
 from ..location import Location
 from ..publishing.begun import Begun, begun
 from ..publishing.claim import read_claim
 from ..shards.manifest import MANIFEST
-from ..store.base import Store
+from ..store.base import Store, exists
 from .durable import Durable
 from .findings import Finding
 
@@ -39,7 +39,7 @@ def judge(
         claim = read_claim(store)
         if claim is None:
             return []
-        kind = "new shards of an update" if _has_manifest(store) else "shards"
+        kind = "new shards of an update" if exists(store, MANIFEST) else "shards"
     except StagekitError as error:
         what = f"shards were sent here and not published when this machine last knew; now it cannot be looked at: {error}"
         return [Finding("CANNOT TELL", ROW, what, one.url, fix=f"stagekit ls {one.url}")]
@@ -54,11 +54,3 @@ def judge(
     if state == "dead":
         return [Finding("NO", ROW, f"{kind} were built and not published; {claim.process} has ended", one.url, fix=again)]
     return [Finding("CANNOT TELL", ROW, f"{kind} are claimed by {claim}, which cannot be asked from here", one.url, fix=again)]
-
-
-def _has_manifest(store: Store) -> bool:
-    try:
-        store.head(MANIFEST)
-    except NotFound:
-        return False
-    return True
