@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -94,6 +94,16 @@ class StoreConfig:
                 )
         return found[0][1] if found else None
 
+    @staticmethod
+    def in_force(given: StoreConfig | None, url: str, environ: Mapping[str, str] | None = None) -> StoreConfig | None:
+        """``given``, with the endpoint that the environment names now: what a record of ``url`` holds, so that whoever reads it in another
+        shell reaches the same store. A URL's profile brings its endpoint with it, and its keys must not go to another."""
+        if not url.startswith("s3://") or "@" in url.removeprefix("s3://").partition("/")[0]:
+            return given
+        config = given or StoreConfig()
+        endpoint = config.endpoint(environ)
+        return given if endpoint == config.endpoint_url else replace(config, endpoint_url=endpoint)
+
     @classmethod
     def from_record(cls, values: Mapping[str, Any] | None) -> StoreConfig | None:
         """What ``asdict`` made of settings, or of none, in a record on disk. What a newer Stagekit has besides is left out."""
@@ -175,6 +185,15 @@ def git_ceilings(environ: Mapping[str, str] | None = None) -> frozenset[str]:
     """Directories that git does not look into for a checkout around one below them (``GIT_CEILING_DIRECTORIES``)."""
     env = os.environ if environ is None else environ
     return frozenset(os.path.realpath(path) for path in env.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep) if path)
+
+
+RUN_VARIABLE = "STAGEKIT_RUN"
+"""In the environment of what ``stagekit run`` starts: the URL of its run."""
+
+
+def wrapped_by(environ: Mapping[str, str] | None = None) -> str | None:
+    """The run of the ``stagekit run`` around this process, where there is one."""
+    return (os.environ if environ is None else environ).get(RUN_VARIABLE) or None
 
 
 def hub_endpoint(environ: Mapping[str, str] | None = None) -> str | None:

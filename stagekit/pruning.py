@@ -24,7 +24,7 @@ from .runs.layout import RUN_JSON
 from .runs.retention import Policy, PrunePlan
 from .shards.manifest import MANIFEST
 from .store import Where, open_store
-from .store.base import OpenUpload, Store
+from .store.base import OpenUpload, Store, uploads_if_told
 from .store.below import Below
 from .units import format_duration, format_size, parse_duration
 
@@ -182,13 +182,13 @@ def survey(
             continue
         handled.append(folder)
         if found == "run":
-            _add_run(pruning, place, policy, before_s, allow_live)
+            _add_run(pruning, place, policy, before_s, allow_live, on_event)
         else:
             _add_dataset(pruning, place, before_s, on_event)
     if kind is None:
         uploads = tuple(
             upload
-            for upload in opened.open_uploads()
+            for upload in _uploads(opened, uploads_if_told(opened), on_event)
             if _is_older(upload.started_s, before_s) and not any(upload.key.startswith(folder) for folder in handled)
         )
         pruning.add(Place(pruning.url, "folder", (), (), uploads), lambda on_event: _abort(opened, uploads, on_event))
@@ -215,7 +215,7 @@ def _add_probes(pruning: Pruning, store: Store, before_s: float) -> None:
     pruning.add(Place(str(store.location), "folder", (), tuple((info.key, info.size) for info in old), ()), work)
 
 
-def _add_run(pruning: Pruning, store: Store, policy: Policy, before_s: float, allow_live: bool) -> None:
+def _add_run(pruning: Pruning, store: Store, policy: Policy, before_s: float, allow_live: bool, on_event: Subscriber) -> None:
     owners = lease.look(store)
     over, who = _is_over(store, owners, before_s)
     if policy.asked and not over and not allow_live:
@@ -223,14 +223,23 @@ def _add_run(pruning: Pruning, store: Store, policy: Policy, before_s: float, al
             f"pruning {store.location}: {who} may still be writing to this run; nothing is removed. Give keep_last= and the like to its "
             "Run, or pass --allow-live"
         )
-    plan = retention.plan(store, policy, leftovers_before_s=before_s, over=over)
+    plan = retention.plan(store, policy, leftovers_before_s=before_s, over=over, by_line=False)
     manifests = [(one.name.manifest_key, None) for one in plan.checkpoints]
     steps = tuple(one.step for one in plan.checkpoints)
 
     def work(on_event: Subscriber) -> None:
         retention.execute(store, plan, check=lambda: _check_unchanged(store, owners), on_event=on_event)
 
-    pruning.add(Place(str(store.location), "run", steps, (*manifests, *_sized(plan)), plan.uploads), work)
+    uploads = _uploads(store, plan.uploads, on_event)
+    pruning.add(Place(str(store.location), "run", steps, (*manifests, *_sized(plan)), uploads), work)
+
+
+def _uploads(store: Store, told: tuple[OpenUpload, ...] | None, on_event: Subscriber) -> tuple[OpenUpload, ...]:
+    """Those that were ``told``. Not to see them costs space and no checkpoint, so that everything else is removed all the same."""
+    if told is None:
+        what = f"unfinished uploads in {store.location} are not looked at: these keys may not list them (s3:ListBucketMultipartUploads)"
+        on_event(Message(what, "warning"))
+    return told or ()
 
 
 def _sized(plan: PrunePlan) -> list[tuple[str, int | None]]:
@@ -268,7 +277,7 @@ def _add_dataset(pruning: Pruning, store: Store, before_s: float, on_event: Subs
         return
     replaced_s = store.head(MANIFEST).modified_s
     stale = [key for key in found.leftovers if _is_older(found.objects[key].modified_s, before_s) and _is_older(replaced_s, before_s)]
-    uploads = tuple(upload for upload in store.open_uploads() if _is_older(upload.started_s, before_s))
+    uploads = tuple(upload for upload in _uploads(store, uploads_if_told(store), on_event) if _is_older(upload.started_s, before_s))
 
     def work(on_event: Subscriber) -> None:
         _delete(store, stale, on_event)

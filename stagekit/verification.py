@@ -15,7 +15,7 @@ from typing import Any, Literal
 from .config import StoreConfig, home_directory
 from .contents import checkpoint_at, kind_of, nothing, refuse_selector
 from .dataset import with_shards
-from .errors import CorruptShard, Denied, ManifestError, NotFound, ShardError, StoreError
+from .errors import CorruptShard, ManifestError, NotFound, ShardError
 from .looked import Looked
 from .parallel import each
 from .progress import Progress, Subscriber, ignore
@@ -27,7 +27,7 @@ from .shards.index import Block, BlockTable, block_digest, index_from_bytes
 from .shards.manifest import MANIFEST, WIDS, Manifest, ShardRecord, blocks_name, index_name, samples_name, wids_json
 from .shards.sample import split_name
 from .store import Where, open_store
-from .store.base import Data, ObjectInfo, Store
+from .store.base import Data, ObjectInfo, Store, uploads_if_told
 from .transfer.fetch import Fetcher, Range, fetch_pieces
 from .units import format_count, format_size
 from .wrapping.logs import LOGS, LogFile, manifests
@@ -486,17 +486,11 @@ def _log(look: _Look, file: LogFile, listed: Mapping[str, int]) -> Iterator[Faul
 
 
 def _unfinished(look: _Look) -> Iterator[Fault]:
-    """Uploads that nobody completed: billed, and in no listing of objects. A store that cannot list them has none to tell."""
-    try:
-        uploads = list(look.store.open_uploads())
-    except Denied:
+    """Uploads that nobody completed: billed, and in no listing of objects."""
+    uploads = uploads_if_told(look.store)
+    if uploads is None:
         yield Fault(
             "note", "unfinished", str(look.store.location), "these credentials may not list unfinished uploads, so there may be some"
         )
-        return
-    except StoreError as error:
-        if error.transient:
-            raise
-        return
-    for upload in uploads:
+    for upload in uploads or ():
         yield look.note("unfinished", upload.key, "an upload that nobody completed; it is billed until it is aborted")

@@ -89,3 +89,15 @@ def test_the_fingerprint_changes_with_keys_and_files_and_reveals_nothing(tmp_pat
     assert second != first
     (tmp_path / ".aws" / "credentials").write_text("[a]\nmore\n")
     assert environment_fingerprint(env) != second
+
+
+def test_a_record_holds_the_endpoint_that_was_in_force() -> None:
+    named, url = {"AWS_ENDPOINT_URL": "https://a.example"}, "s3://bucket/run"
+    assert StoreConfig.in_force(None, url, named) == StoreConfig(endpoint_url="https://a.example")
+    given = StoreConfig(profile="p", connections=3)
+    assert StoreConfig.in_force(given, url, named) == StoreConfig(endpoint_url="https://a.example", profile="p", connections=3)
+    own = StoreConfig(endpoint_url="https://b.example")
+    assert StoreConfig.in_force(own, url, named) == own
+    assert StoreConfig.in_force(None, url, {}) is None
+    assert StoreConfig.in_force(None, "s3://profile@bucket/run", named) is None
+    assert StoreConfig.in_force(None, "/data/run", {**named, "S3_ENDPOINT_URL": "https://c.example"}) is None, "they are not looked at"

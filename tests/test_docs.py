@@ -16,7 +16,6 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
@@ -31,36 +30,10 @@ from stagekit.cli.exits import MEANINGS, Exit
 from stagekit.demo.digits import export_digits
 from stagekit.testing.rclone import RcloneServer
 
+from .pages import blocks, environment, run_block
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-NOT_RUN = re.compile(r"<!-- not run: (\S.*) -->")
-FENCE = re.compile(r"```(\S*)")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: where it begins (1 is the file's first line), its language, its text, and why it is not run."""
-
-    line: int
-    language: str
-    text: str
-    not_run: str | None
-
-
-def blocks(page: str) -> Iterator[Block]:
-    """All fenced blocks of a page."""
-    lines = page.splitlines()
-    number = 0
-    while number < len(lines):
-        opening = FENCE.fullmatch(lines[number])
-        if opening is None:
-            number += 1
-            continue
-        begin = number
-        number = lines.index("```", begin + 1)
-        reason = NOT_RUN.fullmatch(lines[begin - 1]) if begin else None
-        yield Block(begin + 1, opening[1], "\n".join(lines[begin + 1 : number]) + "\n", reason[1] if reason else None)
-        number += 1
 
 
 def named(page: Path) -> str:
@@ -98,22 +71,10 @@ def test_every_block_runs(page: Path, server: RcloneServer, digits: Path, tmp_pa
     if MAKES_THE_DIGITS not in page.read_text():
         (work / "digits").symlink_to(digits)
     shutil.copy(ROOT / "examples" / "train_digits.py", work)
-    kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "LD_LIBRARY_PATH") if name in os.environ}
-    env = {
-        **kept,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HOME": str(home),
-        "OMP_NUM_THREADS": "1",  # two for pictures of 64 pixels wait for each other, and on a busy machine for long
-        "AWS_ENDPOINT_URL": server.endpoint_url,
-        "AWS_ACCESS_KEY_ID": server.access_key,
-        "AWS_SECRET_ACCESS_KEY": server.secret_key,
-    }
+    env = environment(server, home)
     for block in blocks(page.read_text()):
-        if block.language not in ("bash", "python") or block.not_run:
-            continue
-        argv = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
-        done = subprocess.run([*argv, block.text], cwd=work, env=env, capture_output=True, text=True, check=False, timeout=280)
-        assert done.returncode == 0, f"{named(page)}:{block.line} ended with {done.returncode}\n{block.text}\n{done.stdout}{done.stderr}"
+        if block.language in ("bash", "python") and not block.not_run:
+            run_block(block, page, work, env)
 
 
 def test_the_front_page_names_both_commands_on_its_first_screen() -> None:

@@ -76,6 +76,7 @@ LEVELS = {
     "demo": 6,
     "reference": 6,
     "cli": 6,
+    "__main__": 6,
     "": 7,  # the package itself, which names what is public
 }
 # These share a level and do not know each other.

@@ -12,6 +12,7 @@ import pytest
 import stagekit
 from stagekit.config import StoreConfig
 from stagekit.errors import Denied
+from stagekit.progress import Event
 from stagekit.store.s3 import S3Store
 from stagekit.store.s3_probe import S3Probe
 from stagekit.torch import StreamLoader
@@ -21,12 +22,12 @@ from .rigs.rgw import Rgw
 PAGE = Path(__file__).parents[1] / "docs" / "providers.md"
 
 
-def policy(bucket: str) -> str:
-    """Both policies of the page as one, for ``bucket``."""
+def policy(bucket: str, count: int = 2) -> str:
+    """The first ``count`` policies of the page as one, for ``bucket``."""
     found = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)]
     assert len(found) == 2
-    statements = [statement for one in found for statement in one["Statement"]]
-    return json.dumps({"Version": "2012-10-17", "Statement": statements}).replace("my-bucket", bucket)
+    statements = [statement for one in found[:count] for statement in one["Statement"]]
+    return json.dumps({"Version": "2012-10-17", "Statement": statements}).replace("my-bucket", bucket).replace("user/me", "user/tester")
 
 
 @pytest.mark.rig("rgw")
@@ -58,6 +59,14 @@ def test_the_policies_of_the_page(
     assert restored.step == 2
     assert (tmp_path / "back" / "model.bin").read_bytes() == bytes([2]) * 6_000_000
 
+    assert [entry.kind for entry in stagekit.ls(f"s3://{bucket}/runs", store=owner)] == ["run"]
+    assert stagekit.verify(url, store=owner, deep=True).ok
+    stagekit.pull(url, tmp_path / "home", store=owner)
+    assert (tmp_path / "home" / "model.bin").read_bytes() == bytes([2]) * 6_000_000
+    told: list[Event] = []
+    assert stagekit.prune(url, keep_last=1, store=owner, on_event=told.append).places[0].steps == (1,)
+    assert [entry.kind for entry in stagekit.ls(url, store=owner)] == ["run", "checkpoint"]
+
     there = S3Store(f"s3://{bucket}", guest)
     for refused in (
         lambda: there.get("secrets/a"),
@@ -72,6 +81,11 @@ def test_the_policies_of_the_page(
     facts = {fact.name: fact for fact in S3Probe(S3Store(url, guest)).facts()}
     assert facts["rights"].text == "list yes, get yes, put yes, delete no"
     assert facts["left behind"].state == "note"
+
+    rgw.http.client().put_bucket_policy(Bucket=bucket, Policy=policy(bucket, 1))
+    facts = {fact.name: fact for fact in S3Probe(S3Store(f"s3://{bucket}/digits", guest)).facts()}
+    assert facts["rights"].text == "list no, get yes, put no, delete not tried"
+    assert [fact.name for fact in facts.values() if fact.state == "bad"] == []
 
 
 def test_what_the_page_says_was_tested_is_what_the_suite_starts() -> None:

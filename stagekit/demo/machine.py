@@ -13,9 +13,6 @@ from ..testing.daemon import Daemon
 
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
 
-# Not -m: the program of this name on PATH may be another one.
-_STAGEKIT = "import sys; from stagekit.cli import main; sys.exit(main())"
-
 
 class Machine:
     """One machine below ``directory``, which must not exist. Its processes see ``credentials`` and no other setting of the user.
@@ -69,7 +66,7 @@ class Machine:
         """Run one ``stagekit`` command to its end on this machine. Returns its exit code and what it printed."""
         log = self.directory / f"command-{self._calls}.log"
         self._calls += 1
-        with self._daemon(["-c", _STAGEKIT, *command], log) as process:
+        with self._daemon(["-m", "stagekit", *command], log) as process:
             code = process.wait()
         return code, log.read_text(errors="replace").rstrip("\n")
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..config import StoreConfig
 from ..errors import MissingExtra, NotFound, StagekitError, UsageError
+from ..location import Location
 from ..order import State
 from ..progress import Event, Progress, Subscriber, ignore
 from ..publishing import shard
@@ -156,7 +157,8 @@ class _Story:
             self._watch(2, machine)
             accuracy = float(self._last_epoch[3]) if self._last_epoch else 0.0
             self._act("May machine 2 be destroyed?")
-            verdict = self._command(machine, "teardown")
+            here = Location.parse(self._url)
+            verdict = self._command(machine, "teardown", *(["--durable", str(here)] if here.is_directory else []))
             self._act("What is in the bucket")
             listing = max(
                 self._command(machine, "ls", f"{self._url}/digits"),

@@ -154,6 +154,9 @@ def _store_facts(location: Location, config: StoreConfig, read_only: bool, answe
                 arrived.put(fact)
         except StagekitError as error:
             arrived.put(Fact("endpoint", "bad", str(error), str(error), {"error": type(error).__name__}))
+        except Exception as error:  # of ours or of a package: nothing was found out, and that is not good health
+            text = f"examining {location} ended with {type(error).__name__}: {error}"
+            arrived.put(Fact("endpoint", "bad", text, text, {"error": type(error).__name__}))
         finally:
             arrived.put(None)
 

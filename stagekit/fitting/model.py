@@ -128,6 +128,24 @@ def of_count(parameters: int, *, said: str, stored_bytes: int | None = None) -> 
     return Model(said, parameters, frugal, lavish, known_by, stored_bytes)
 
 
+_EXPERTS = frozenset({"num_local_experts", "n_routed_experts", "num_experts", "num_experts_per_tok", "shared_expert_intermediate_size"})
+
+
+def _beyond(values: Mapping[str, Any]) -> str | None:
+    """A key by which a model is larger than it would be counted, or of another kind: experts under another name, state-space layers among
+    the others, a shape that is kept in parts. What is not understood must not make a model look small."""
+    for key, value in values.items():
+        if "expert" in key and key not in _EXPERTS and isinstance(value, int) and not isinstance(value, bool) and value > 1:
+            return key
+        if key.startswith(("mamba_", "ssm_", "linear_")) and value:
+            return key
+        if key in ("layers_block_type", "hybrid_override_pattern") and value:
+            return key
+        if isinstance(value, Mapping) and value.keys() & {"ffn_hidden_size", "kv_n_heads"}:
+            return key
+    return None
+
+
 def of_config(values: Mapping[str, Any], *, said: str) -> Model:
     """A model by the values of its ``config.json``. Raises ``UsageError`` naming what is missing, what is no number, or what cannot be
     computed."""
@@ -138,6 +156,8 @@ def of_config(values: Mapping[str, Any], *, said: str) -> Model:
     for key, what in (("kv_lora_rank", "latent attention"), ("ssm_cfg", "state-space layers"), ("state_size", "state-space layers")):
         if values.get(key):
             raise UsageError(f"model: {said} has {what}, which these formulas do not cover; give its parameter count, such as 7B")
+    if (unknown := _beyond(values)) is not None:
+        raise UsageError(f"model: {said} says {unknown}, which these formulas do not cover; give its parameter count, such as 7B")
     if values.get("is_encoder_decoder"):
         raise UsageError(
             f"model: {said} has an encoder and a decoder, which these formulas do not cover; give its parameter count, such as 7B"

@@ -59,7 +59,7 @@ def _directory(path: Path, said: str) -> Model:
 def _config(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"model: {path} cannot be read as a model's {_CONFIG} ({reason}); give a parameter count, such as 7B") from None
     if not isinstance(values, dict):
@@ -81,7 +81,7 @@ def _tensors(path: Path) -> list[Tensor]:
             for name, one in header.items()
             if name != "__metadata__"
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
             f"model: the header of {path} cannot be read, so it is no safetensors file ({reason}); fetch it again, or give a parameter "

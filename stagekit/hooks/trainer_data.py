@@ -18,7 +18,7 @@ def go_on_in(loader: Any, *, global_step: int, accumulation: int) -> None:
     loaders apart and reads what it passes over. A loader that has ``skip_batches()`` is asked to do it itself; all others are Accelerate's
     as before. Loaders without that method are left alone.
     """
-    if not hasattr(loader, "skip_batches"):
+    if not _passes_over(loader):
         return
     if global_step:
         loader.set_epoch(global_step // max(1, math.ceil(len(loader) / accumulation)))
@@ -26,9 +26,14 @@ def go_on_in(loader: Any, *, global_step: int, accumulation: int) -> None:
         _TRAINER.skip_first_batches = _skipping(_TRAINER.skip_first_batches)
 
 
+def _passes_over(loader: Any) -> bool:
+    """Whether ``loader`` can pass over batches by itself. Accelerate's own have a number of the same name."""
+    return callable(getattr(loader, "skip_batches", None))
+
+
 def _skipping(others: Callable[..., Any]) -> Callable[..., Any]:
     def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-        if not hasattr(dataloader, "skip_batches"):
+        if not _passes_over(dataloader):
             return others(dataloader, num_batches)
         dataloader.skip_batches(num_batches)
         return dataloader

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,48 @@ def mosaicml(
         made = (dataset or streaming.StreamingDataset)(streams=streams, **options)
     for stream, begin, count in zip(made.streams, made.shard_offset_per_stream, made.shards_per_stream, strict=True):
         compare_before_reading(made.shards[begin : begin + count], again=stream.remote is not None)
+    background = _Background(made)
+    made.on_exception, made._each_sample_id, made.prepare_shard = background.note, background.sample_ids, background.prepare_shard
     mark(made._shm_prefix_int)
     return made
+
+
+class _Background:
+    """Stands where a dataset hears of errors in its threads, where it has a shard fetched, and where it goes through its samples.
+
+    By itself, MosaicML's package prints an error of a thread and ends the epoch there, without one; and a worker that waits for a shard
+    which another one could not fetch waits for ever. Can be pickled, as workers need it.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._error: BaseException | None = None
+
+    def note(self, future: Future[None]) -> None:
+        """One of the threads has ended."""
+        error = future.exception()
+        if error is not None:
+            self._error = error
+            self._dataset._event.set()  # which ends the others, and the iteration
+
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Have the shard here, or let everybody who waits for it find out by themselves why it is not."""
+        from streaming.base.dataset import _ShardState
+
+        dataset = self._dataset
+        try:
+            type(dataset).prepare_shard(dataset, shard_id, blocking)
+        except BaseException:
+            if dataset._shard_states[shard_id] == _ShardState.PREPARING:
+                dataset._shard_states[shard_id] = _ShardState.LOCAL  # where there is no file, whoever needs it fetches it and fails, too
+            raise
+
+    def sample_ids(self, iteration: Any) -> Iterator[int]:
+        """The samples of an epoch, and behind the last one what kept the others away."""
+        dataset = self._dataset
+        yield from type(dataset)._each_sample_id(dataset, iteration)
+        if self._error is not None:
+            raise self._error
 
 
 def _stream(

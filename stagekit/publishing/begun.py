@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..config import StoreConfig, home_directory
-from ..errors import ManifestError, PublishError
+from ..errors import ManifestError, PublishError, StoreError
 from ..folders import paths_in
 from ..location import Location
 from ..store.base import Store
@@ -37,7 +37,8 @@ def note_begun(location: Location, store: StoreConfig | None, *, home: Path | No
     path = _path(location, home)
     is_news = not path.exists()
     if location.scheme != "memory":
-        values = {"format": _FORMAT, "version": 1, "url": str(location), "store": asdict(store) if store is not None else None}
+        reached = StoreConfig.in_force(store, str(location))
+        values = {"format": _FORMAT, "version": 1, "url": str(location), "store": asdict(reached) if reached is not None else None}
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(f".{os.getpid()}")
@@ -62,12 +63,12 @@ def enter_and_note(
     again: Callable[[Store], Found] = look,
     uploads: str = SHARDS,
 ) -> bool:
-    """``enter`` the destination, noting first that it was begun. Where it is somebody else's, no new note stays."""
+    """``enter`` the destination, noting first that it was begun. Where it is somebody else's, or may not be written, no new note stays."""
     is_news = note_begun(store.location, config)
     try:
         return enter(store, plan, found, takeover=takeover, again=again, uploads=uploads)
-    except PublishError:
-        if is_news:
+    except (PublishError, StoreError) as error:
+        if is_news and not (isinstance(error, StoreError) and error.transient):
             note_ended(store.location)
         raise
 

@@ -141,8 +141,9 @@ def enter(
                 f"publishing to {store.location}: {claim} is publishing other data (or with other options) there right now; "
                 "wait until it has ended, or choose another destination"
             )
-        finished = found.manifest is not None and not found.leftovers and claim.state() == "dead"  # killed behind its manifest
-        if not takeover and not finished:
+        # Killed behind its manifest, or before its first shard: there is nothing that would be lost.
+        harmless = not found.leftovers and claim.state() == "dead"
+        if not takeover and not harmless:
             raise _leftovers(store, _describe(claim))
         drop_open_uploads(store, uploads)
         _clear(store, again(store))

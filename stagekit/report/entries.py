@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..config import StoreConfig
 from ..contents import kind_of
-from ..errors import ManifestError
+from ..errors import Denied, ManifestError
 from ..parallel import each
 from ..progress import Subscriber, ignore
 from ..publishing.destination import is_probe
@@ -50,8 +50,8 @@ class Entry:
 def ls(where: Where, *, store: StoreConfig | None = None, threads: int = 8, on_event: Subscriber = ignore) -> list[Entry]:
     """Data sets, runs, folders and objects directly below a URL, sorted by name; at a run, its checkpoints from oldest to newest.
 
-    A data set or run at the URL itself is the first entry. A damaged manifest makes an entry whose note says so. An empty place gives an
-    empty list; one that may not be read, or a missing bucket, raises.
+    A data set or run at the URL itself is the first entry. A damaged manifest, and one below the URL that these keys may not read, makes
+    an entry whose note says so. An empty place gives an empty list; one that may not be listed, or a missing bucket, raises.
 
     Example: ``for entry in stagekit.ls("s3://bucket"): print(entry.kind, entry.url)``.
     """
@@ -89,10 +89,13 @@ def _inside(store: Store, kind: Literal["dataset", "run"]) -> Iterator[Entry]:
 
 def _folder(store: Store, folder: str) -> Entry:
     url = str(store.location / folder)
-    if exists(store, folder + MANIFEST):
-        return _dataset_entry(store, folder)
-    if exists(store, folder + RUN_JSON):
-        return _run_entry(url, catalog.read_all(Below(store, folder)))
+    try:
+        if exists(store, folder + MANIFEST):
+            return _dataset_entry(store, folder)
+        if exists(store, folder + RUN_JSON):
+            return _run_entry(url, catalog.read_all(Below(store, folder)))
+    except Denied as error:
+        return Entry("folder", url, note=f"may not be read: {error}")
     return Entry("folder", url)
 
 

@@ -12,24 +12,29 @@ BACKLOG = 4
 """So many saves may be pending before one gives way."""
 
 
-def is_over(pending: Sequence[Entry], disk_bytes: int | None, *, bound: int = BACKLOG) -> bool:
-    """Whether there are more than ``bound`` saves, or they hold more than ``disk_bytes``."""
-    return len(pending) > bound or (disk_bytes is not None and sum(entry.size_bytes for entry in pending) > disk_bytes)
+def is_over(pending: Sequence[Entry], disk_bytes: int | None, *, bound: int | None = BACKLOG) -> bool:
+    """Whether there are more than ``bound`` saves (``None``: any number), or they hold more than ``disk_bytes``."""
+    return (bound is not None and len(pending) > bound) or (
+        disk_bytes is not None and sum(entry.size_bytes for entry in pending) > disk_bytes
+    )
 
 
-def giving_way(pending: Sequence[Entry], sending: Entry | None, policy: Policy, disk_bytes: int | None) -> list[Entry]:
+def giving_way(
+    pending: Sequence[Entry], sending: Entry | None, policy: Policy, disk_bytes: int | None, *, bound: int | None = BACKLOG
+) -> list[Entry]:
     """Those of ``pending``, oldest first, that are to be dropped until it is not over any more, or only what must be kept is left.
 
     Never the newest (of each directory, where several save into one run), the one that is being sent, final, best or keep-every ones.
-    Those from the middle of an epoch go first; one from its end goes only when none of them is left.
+    Those from the middle of an epoch go first; one from its end goes only when none of them is left. ``bound=None`` is for saves that no
+    network is going to take soon: then only the disk counts.
     """
     left, dropped = list(pending), list[Entry]()
-    while is_over(left, disk_bytes):
+    while is_over(left, disk_bytes, bound=bound):
         droppable = [entry for entry in left[:-1] if entry is not sending and not _is_precious(entry, left, policy)]
         entry = min(droppable, key=lambda one: not one.passing, default=None)  # the oldest of the first kind
         if entry is None:
             break
-        if not entry.passing and left[-1].passing and not is_over(left, disk_bytes, bound=BACKLOG + 1):
+        if not entry.passing and left[-1].passing and not is_over(left, disk_bytes, bound=bound and bound + 1):
             break  # the newest can give way as soon as it is not the newest any more
         left = [one for one in left if one is not entry]
         dropped.append(entry)

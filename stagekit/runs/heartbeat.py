@@ -42,14 +42,25 @@ class Pulse:
         self._clock = clock
         self._monotonic = monotonic
         self._next_s: float | None = None
+        self._untold: int | None = None
         self._process: Process | None = None
 
     def beat(self, step: int) -> None:
         """Note ``step``. A home that cannot be written costs the note and nothing else."""
         now_s = self._monotonic()
         if self._next_s is not None and now_s < self._next_s:
+            self._untold = step
             return
         self._next_s = now_s + EVERY_S
+        self._write(step)
+
+    def last(self) -> None:
+        """Note the step that was told last, when that is not noted yet: the training ends."""
+        if self._untold is not None:
+            self._write(self._untold)
+
+    def _write(self, step: int) -> None:
+        self._untold = None
         self._process = self._process or Process.current()
         path = _path(self._url, self._home)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from ..errors import CheckpointError, DamagedCheckpoint, UsageError
 from ..parallel import each
 from ..progress import Message, Stage, Subscriber, ignore
-from ..store.base import OpenUpload, Store, exists
+from ..store.base import OpenUpload, Store, exists, uploads_if_told
 from ..transfer.put import put_object
 from . import catalog, lease
-from .layout import CHECKPOINTS, SAVED_IN, Checkpoint, CheckpointName, SupersededRecord
+from .layout import BESIDE, CHECKPOINTS, SAVED_IN, Checkpoint, CheckpointName, SupersededRecord
 
 DAY_S = 86_400.0
 
@@ -55,17 +55,22 @@ class Policy:
         """The metric that decides what is best, and whether small or large is good."""
         return (self.keep_best[0], self.keep_best[1]) if self.keep_best is not None else None
 
-    def dropped(self, checkpoints: Sequence[Checkpoint], *, protected: Collection[CheckpointName]) -> list[Checkpoint]:
+    def dropped(
+        self, checkpoints: Sequence[Checkpoint], *, protected: Collection[CheckpointName], by_line: bool = True
+    ) -> list[Checkpoint]:
         """Those of ``checkpoints`` that nothing keeps, oldest first. A pure function; the newest is always kept.
 
-        Where several directories save into one run, each has the policy for its own.
+        Where several directories save into one run, each has the policy for its own. So has what each machine had left that the run went on
+        without, unless ``by_line`` is false: nobody is sure yet that it is not wanted.
         """
         if not self.asked:
             return []
-        directories: dict[str, list[Checkpoint]] = {}
+        lines: dict[tuple[str, str], list[Checkpoint]] = {}
         for one in sorted(checkpoints, key=lambda one: one.name):
-            directories.setdefault(str(one.manifest.identity.get(SAVED_IN, "")), []).append(one)
-        return sorted((one for own in directories.values() for one in self._dropped(own, protected)), key=lambda one: one.name)
+            identity = one.manifest.identity
+            beside = one.name.owner if by_line and identity.get(BESIDE) else ""
+            lines.setdefault((str(identity.get(SAVED_IN, "")), beside), []).append(one)
+        return sorted((one for own in lines.values() for one in self._dropped(own, protected)), key=lambda one: one.name)
 
     def _dropped(self, ordered: Sequence[Checkpoint], protected: Collection[CheckpointName]) -> list[Checkpoint]:
         kept = {ordered[-1].name, *protected}
@@ -81,11 +86,14 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What a prune removes: whole checkpoints, the data objects that go with them, rubbish of dead writers, unfinished uploads."""
+    """What a prune removes: whole checkpoints, the data objects that go with them, rubbish of dead writers, unfinished uploads.
+
+    ``uploads`` is ``None`` where the keys may not list them.
+    """
 
     checkpoints: tuple[Checkpoint, ...]
     objects: tuple[tuple[str, int], ...]
-    uploads: tuple[OpenUpload, ...]
+    uploads: tuple[OpenUpload, ...] | None
 
     @property
     def freed_bytes(self) -> int:
@@ -105,12 +113,13 @@ def plan(
     known: Mapping[CheckpointName, Checkpoint] = MappingProxyType({}),
     whole: Collection[CheckpointName] = (),
     over: bool = False,
+    by_line: bool = True,
 ) -> PrunePlan:
     """What ``execute`` would remove now. Only reads; manifests in ``known`` are not read again, files of those in ``whole`` not asked for.
 
     Data of steps that were dropped before is rubbish at once. With ``leftovers_before_s`` (the store's clock) so are attempts that were
     never committed, and unfinished uploads, of a generation that has been taken over (or of any, when the last writer is ``over``), when
-    nothing of them is younger than that.
+    nothing of them is younger than that. ``by_line`` as in ``Policy.dropped``.
 
     Raises ``CheckpointError`` when a manifest is damaged: it may refer to any file, so nothing can be told to be unneeded.
     """
@@ -120,7 +129,7 @@ def plan(
             f"pruning {store.location}: nothing is removed, since a manifest is damaged and may refer to any file: {found.damaged[0][1]}. "
             "Remove that checkpoint's folder by hand first"
         )
-    drop = policy.dropped(found.checkpoints, protected={*protected, *_newest_whole(store, found.checkpoints, whole)})
+    drop = policy.dropped(found.checkpoints, protected={*protected, *_newest_whole(store, found.checkpoints, whole)}, by_line=by_line)
     names = {one.name for one in drop}
     kept = [one for one in found.checkpoints if one.name not in names]
     referenced = {record.key(one.name) for one in kept for record in one.files}
@@ -139,9 +148,11 @@ def plan(
             and all(info.modified_s is not None and info.modified_s < leftovers_before_s for info in left)
         ):
             objects.update((info.key, info.size) for info in left)
-    uploads: tuple[OpenUpload, ...] = ()
+    uploads: tuple[OpenUpload, ...] | None = ()
     if leftovers_before_s is not None:
-        uploads = tuple(upload for upload in store.open_uploads(CHECKPOINTS) if _is_abandoned(upload, current, leftovers_before_s))
+        uploads = uploads_if_told(store, CHECKPOINTS)
+        if uploads is not None:
+            uploads = tuple(upload for upload in uploads if _is_abandoned(upload, current, leftovers_before_s))
     return PrunePlan(tuple(drop), tuple((key, size) for key, size in sorted(objects.items()) if key not in referenced), uploads)
 
 
@@ -160,7 +171,7 @@ def execute(store: Store, plan: PrunePlan, *, check: Callable[[], None], on_even
     keys = [key for key, _ in plan.objects]
     for key, _ in zip(keys, each(store.delete, keys), strict=True):
         on_event(Stage("prune.object-deleted", key))
-    for upload in plan.uploads:
+    for upload in plan.uploads or ():
         store.abort_upload(upload)
         on_event(Stage("prune.upload-aborted", upload.key))
     if plan.checkpoints:

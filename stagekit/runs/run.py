@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
-from ..config import StoreConfig, home_directory, process_rank
+from ..config import StoreConfig, home_directory, process_rank, wrapped_by
 from ..errors import OutOfSpace, StagekitError, StoreError, UsageError
 from ..location import Location
 from ..outages import Outages
@@ -252,6 +252,7 @@ class Run:
     def watch(self, directory: str | os.PathLike[str]) -> None:
         """Note that ``directory`` belongs to this run, so that ``stagekit teardown`` looks at it."""
         path = Path(directory).expanduser().absolute()
+        self._refuse_wrapper()
         self._note_working_directory()
         if path not in self._watched:
             # What was rotated away meanwhile is no longer looked at: a long training must not remember every checkpoint it ever had.
@@ -295,7 +296,7 @@ class Run:
         self._note_working_directory()
         return Entry(
             run=self.url,
-            store=self._config,
+            store=StoreConfig.in_force(self._config, self.url),
             step=step,
             counter=uploader.next_counter(),
             epoch=epoch,
@@ -424,6 +425,8 @@ class Run:
 
         Raises like ``drain``; what is pending then stays pinned on disk.
         """
+        if self._pulse is not None and not self._closed:
+            self._pulse.last()
         if self._closed or self._uploader is None or self._spool is None or self._pid != os.getpid():
             self._closed = True
             return
@@ -519,6 +522,14 @@ class Run:
         if self._misplaced is not None:
             raise self._misplaced
 
+    def _refuse_wrapper(self) -> None:
+        """Nothing unless a ``stagekit run`` around this process saves into the same run: one would take it over from the other."""
+        if wrapped_by() == self.url:
+            raise UsageError(
+                f"saving to {self.url}: the stagekit run around this training saves into that run already. Leave out one of the two: start "
+                "the script without stagekit run, or let it save into the watched directory only"
+            )
+
     def _around(self) -> tuple[str, Location] | None:
         """The run or data set that this location lies inside of. What the key may not look at is not told."""
         above = self._location
@@ -541,6 +552,7 @@ class Run:
             if self._pid != os.getpid():
                 raise UsageError(f"the run {self.url} is used in a forked child; only the process that made it may save")
         else:
+            self._refuse_wrapper()
             self._pid = os.getpid()
             self._spool = Spool(self._spool_dir or default_dir())
             if self._spool_dir is not None:
@@ -591,7 +603,7 @@ class Run:
         try:
             remember(
                 self.url,
-                self._config,
+                StoreConfig.in_force(self._config, self.url),
                 self._spool.directory if self._spool else default_dir(),
                 self._watched,
                 working=self._working,

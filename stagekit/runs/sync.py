@@ -27,12 +27,13 @@ from ..transfer.put import PART_SIZE, file_sha256, put_file, put_object
 from ..units import format_duration, format_size
 from . import catalog, commits, lease, retention
 from .backlog import BACKLOG, giving_way, is_over
-from .layout import RUN_JSON, Checkpoint, CheckpointManifest, CheckpointName, FileRecord, PartRecord, RunRecord, SupersededRecord
+from .layout import BESIDE, RUN_JSON, Checkpoint, CheckpointManifest, CheckpointName, FileRecord, PartRecord, RunRecord, SupersededRecord
 from .spool import Entry, PinnedFile, Spool
 
 AT_ONCE = 8  # small files of one checkpoint on their way together
 _PRUNE_AT_LEAST = 8  # commits: a backlog that never ends must not fill the bucket with what the policy drops
 LARGE = 64 * 2**20
+_LISTED = 8  # steps in one sentence
 
 UploadState = Literal["pending", "sending", "verified", "superseded", "unsaved"]
 
@@ -134,6 +135,7 @@ class Uploader:
         self._joined: tuple[int, str] | None = None
         self._counter = 0
         self._verified: CheckpointName | None = None
+        self._has_own = False
         self._safe_since_s: float = settings.clock()
         self._sent_s: float | None = None
         self._noted: CheckpointName | None = None
@@ -194,10 +196,13 @@ class Uploader:
                 self.add(entry, adopted=True)
 
     def _coalesce(self) -> tuple[list[Entry], list[Message]]:
-        """Drop what is to give way (``backlog``), and say so."""
-        disk = self._settings.disk_bytes
+        """Drop what is to give way (``backlog``), and say so. A fenced process keeps all that its disk may hold: nothing of it is sent."""
+        disk, bound = self._settings.disk_bytes, BACKLOG if self._fenced is None else None
         sending = self._sending.entry if self._sending is not None else None
-        dropped = giving_way(self._entries, sending, self._settings.policy, disk)
+        # What a dead process left is not ahead of the network, and the last process here has promised that it is sent.
+        own = [job.entry for job in self._jobs if not job.adopted]
+        room = disk if disk is None else max(0, disk - sum(job.entry.size_bytes for job in self._jobs if job.adopted))
+        dropped = giving_way(own, sending, self._settings.policy, room, bound=bound)
         news: list[Message] = []
         for job in [job for job in self._jobs if any(job.entry is entry for entry in dropped)]:
             self._jobs.remove(job)
@@ -205,17 +210,20 @@ class Uploader:
             self._spool.save(job.entry, durable=False)
             job.upload._settle("superseded")
             self._superseded.append(job.entry.step)
-        if disk is not None and is_over(self._entries, disk) and len(self._jobs) <= BACKLOG and "disk" not in self._told:
+        if disk is not None and is_over(self._entries, disk, bound=None) and "disk" not in self._told:
             self._told.add("disk")
             held = format_size(sum(entry.size_bytes for entry in self._entries))
             news.append(
                 Message(f"pending saves hold {held}, over the budget of {format_size(disk)}; all of them are to be kept", "warning")
             )
         if dropped:
-            steps = ", ".join(str(entry.step) for entry in dropped)
-            news.append(
-                Message(f"saves come faster than the network takes them: step {steps} is dropped and the newer ones are sent", "warning")
+            what = about([entry.step for entry in dropped], "is", "are")
+            why = (
+                f"more than {BACKLOG} saves wait to be sent"
+                if bound is not None and len(own) > bound
+                else f"pending saves hold more than {format_size(disk or 0)}"
             )
+            news.append(Message(f"{why}: {what} dropped, the newer ones are kept", "warning"))
         return dropped, news
 
     @property
@@ -463,10 +471,11 @@ class Uploader:
         except NoValidCheckpoint:
             newest = None  # whatever is there is damaged, so that this is the best there is
         taken: dict[str, int] | None = None
+        beside: list[int] = []
         for entry in entries:
             if (later := _later_of_its_own(entry, begun)) is not None:
                 name = CheckpointName(later.generation, entry.step, entry.counter, entry.origin)
-            elif _continues(entry, newest, held.owner):
+            elif _continues(entry, newest, None if self._has_own else held.owner):
                 entry.counter = self.next_counter()
                 name = newest = self._next(held, entry)
             else:
@@ -474,17 +483,20 @@ class Uploader:
                 if taken is None:
                     taken = {owner: generation for generation, owner in sorted(lease.owners(store))}
                 name = CheckpointName(taken.get(entry.origin, entry.base), entry.step, entry.counter, entry.origin)
-                assert newest is not None  # else there is nothing to lie beside
-                self._on_event(
-                    Message(
-                        f"step {entry.step} was left by a process that ended here, and {self._url} has gone on without it to step "
-                        f"{newest.step}; it is kept there as a checkpoint of its own, and step {newest.step} stays the newest",
-                        "warning",
-                    )
-                )
+                beside.append(entry.step)
+                entry.identity = {**entry.identity, BESIDE: 1}
             with self._changed:  # `_coalesce` may drop one meanwhile, and writes the same record
                 entry.name = name
                 self._spool.save(entry)
+        if beside:
+            assert newest is not None  # else there is nothing to lie beside
+            self._on_event(
+                Message(
+                    f"{about(beside, 'was', 'were')} left by a process that ended here, and {self._url} has gone on to step {newest.step} "
+                    f"without; what was left is kept there beside it, and step {newest.step} stays the newest",
+                    "warning",
+                )
+            )
 
     # -------------------------------------------------------------------------------------------------------- the thread
 
@@ -560,7 +572,8 @@ class Uploader:
                 job.blocked = True
                 if not job.adopted:
                     self._sticky.append(_raised(error, entry.step, self._url))
-                news = Message(f"{text}. It is tried again with the next save; the local copy is kept", "error")
+                again = "" if self._fenced is not None else ". It is tried again with the next save; the local copy is kept"
+                news = Message(text + again, "error")
             self._changed.notify_all()
         if not isinstance(error, SourceError):
             entry.error = _words(error)
@@ -730,6 +743,7 @@ class Uploader:
     def _finish(self, job: _Job, checkpoint: Checkpoint | None) -> None:
         with self._changed:
             if checkpoint is not None:
+                self._has_own = self._has_own or not job.adopted
                 self._verified = max(checkpoint.name, self._verified or checkpoint.name)
                 self._safe_since_s = max(job.entry.saved_s, self._safe_since_s)
                 if self._known is not None:
@@ -814,8 +828,9 @@ def _later_of_its_own(entry: Entry, begun: Iterable[CheckpointName]) -> Checkpoi
     return max(later, default=None)
 
 
-def _continues(entry: Entry, newest: CheckpointName | None, owner: str) -> bool:
-    """Whether a dead process's save, sent by ``owner``, goes to the head of a run whose newest checkpoint is ``newest``; else beside it."""
+def _continues(entry: Entry, newest: CheckpointName | None, owner: str | None) -> bool:
+    """Whether a dead process's save goes to the head of a run whose newest checkpoint is ``newest``; else beside it. ``owner`` is who sends
+    it, as long as that one has nothing of its own in the run: then all that is there of it are earlier saves of dead processes."""
     if newest is None or newest.owner == owner:
         return True
     return (newest.owner == entry.origin or newest.generation <= entry.base) and newest.step <= entry.step
@@ -831,7 +846,9 @@ def create(store: Store, clock: Callable[[], float] = time.time) -> None:
 
 
 def about(steps: Sequence[int], one: str, many: str) -> str:
-    """``step 7 is``, ``steps 7, 8 are``: the subject of a sentence and its verb."""
+    """``step 7 is``, ``steps 7, 8 are``, ``20 steps from 7 to 90 are``: the subject of a sentence and its verb."""
+    if len(steps) > _LISTED:
+        return f"{len(steps)} steps from {min(steps)} to {max(steps)} {many}"
     return f"step {steps[0]} {one}" if len(steps) == 1 else f"steps {', '.join(map(str, steps))} {many}"
 
 

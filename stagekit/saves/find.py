@@ -276,12 +276,21 @@ class _Seeing:
 
 
 def set_aside(found: Found, ending: str = INCOMPLETE) -> Path:
-    """Rename a save that nobody is to go on from, so that no trainer takes it for a checkpoint. Returns its new place; nothing is lost."""
-    target, number = found.path.with_name(found.path.name + ending), 1
+    """Rename a save that nobody is to go on from, so that no trainer takes it for a checkpoint. Returns its new place; nothing is lost.
+
+    A directory gets another beginning as well: transformers' rotation deletes whatever begins like one of its checkpoints.
+    """
+    name = f"aside-{found.path.name}" if found.path.is_dir() else found.path.name
+    target, number = found.path.with_name(name + ending), 1
     while target.exists():
         number += 1
-        target = found.path.with_name(f"{found.path.name}-{number}{ending}")
+        target = found.path.with_name(f"{name}-{number}{ending}")
     return found.path.rename(target)
+
+
+def names_a_step(name: str) -> bool:
+    """Whether ``name`` is one that trainers give to checkpoints, such as ``checkpoint-900`` or ``step=12``."""
+    return bool(_STEP.search(name))
 
 
 def step_in(name: str) -> int | None:

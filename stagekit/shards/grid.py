@@ -85,27 +85,43 @@ def grid_samples(buffer: Data) -> BlockSamples | None:
         return None
     names, starts, sizes = found
     stops = starts + sizes
-    named = _of_one_field(names, len(starts)) or _of_many_fields(names.split("\n"))
-    if named is None:
+    one = _of_one_field(names, len(starts))
+    if one is not None:
+        keys, field = one
+        table = Table(data, keys, (field,), starts[:, None], stops[:, None])
+        return BlockSamples(len(keys), _maker(data, keys, [field] * len(keys), range(len(keys) + 1), starts, stops), table)
+    many = _of_many_fields(names.split("\n"))
+    if many is None:
         return None
-    keys, fields, firsts = named
+    keys, fields, firsts = many
     each = len(starts) // len(keys)
-    table = None
-    if firsts == list(range(0, len(starts) + 1, each)) and fields == fields[:each] * len(keys):
-        table = Table(data, keys, tuple(fields[:each]), starts.reshape(-1, each), stops.reshape(-1, each))
-    first_bytes, ends = starts.tolist(), stops.tolist()
+    uniform = firsts == list(range(0, len(starts) + 1, each)) and fields == fields[:each] * len(keys)
+    shape = (-1, each)
+    same = Table(data, keys, tuple(fields[:each]), starts.reshape(shape), stops.reshape(shape)) if uniform else None
+    return BlockSamples(len(keys), _maker(data, keys, fields, firsts, starts, stops), same)
+
+
+def _maker(
+    data: memoryview, keys: list[str], fields: list[str], firsts: Sequence[int], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> Callable[[int], Sample]:
+    """What makes a sample by its number. Most blocks are taken by their table, so places are only listed when they are asked for."""
+    places: tuple[list[int], list[int]] | None = None
 
     def make(number: int) -> Sample:
+        nonlocal places
+        if places is None:
+            places = starts.tolist(), stops.tolist()
+        begins, ends = places
         sample: Sample = {"__key__": keys[number]}
         for member in range(firsts[number], firsts[number + 1]):
-            sample[fields[member]] = data[first_bytes[member] : ends[member]].tobytes()
+            sample[fields[member]] = data[begins[member] : ends[member]].tobytes()
         return sample
 
-    return BlockSamples(len(keys), make, table)
+    return make
 
 
-def _of_one_field(names: str, count: int) -> tuple[list[str], list[str], list[int]] | None:
-    """``_of_many_fields`` when all samples have the same field, seen before, and nothing else."""
+def _of_one_field(names: str, count: int) -> tuple[list[str], str] | None:
+    """The samples' keys and their field, when all have the same one, seen before, and nothing else."""
     extension = names[names.rfind(".") :]
     field = _fields.get(extension[1:])
     if field is None or names.count(".") != count:
@@ -114,7 +130,7 @@ def _of_one_field(names: str, count: int) -> tuple[list[str], list[str], list[in
     if len(keys) != count + 1 or any(map(operator.eq, keys, keys[1:])):
         return None
     del keys[-1]
-    return keys, [field] * count, list(range(count + 1))
+    return keys, field
 
 
 def _of_many_fields(names: list[str]) -> tuple[list[str], list[str], list[int]] | None:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ..errors import NotFound, UsageError
+from ..errors import Denied, NotFound, StoreError, UsageError
 from ..location import Location
 
 Data = bytes | bytearray | memoryview
@@ -201,6 +201,21 @@ def exists(store: Store, key: str) -> bool:
     except NotFound:
         return False
     return True
+
+
+def uploads_if_told(store: Store, prefix: str = "") -> tuple[OpenUpload, ...] | None:
+    """The unfinished uploads below ``prefix``: ``None`` where these keys may not list them, none where the server has no call for it.
+
+    Raises ``StoreError`` for what is passing.
+    """
+    try:
+        return tuple(store.open_uploads(prefix))
+    except Denied:
+        return None
+    except StoreError as error:
+        if error.transient:
+            raise
+        return ()
 
 
 class WrappedStore:

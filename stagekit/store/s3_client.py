@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import botocore
 import botocore.session
@@ -156,7 +157,20 @@ def _make(pid: int, location: Location, settings: StoreConfig) -> Client:
     take_conditions(api)
     api.meta.events.register("before-sign.s3", _sign_by_md5)
     expect.register(api.meta.events)
+    if endpoint and not _is_aws(endpoint):
+        api.meta.events.register_last("before-parameter-build.s3", _follow_no_redirect)
     return Client(pid, api, endpoint, session, settings, profile, traffic)
+
+
+def _is_aws(endpoint: str) -> bool:
+    return (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:
+    """Have the SDK take a redirect as the answer. Its own way of following one asks for the bucket's region, which only AWS's servers tell:
+    one that redirects always is asked until the stack is full."""
+    context["s3_redirected"] = True  # up to botocore 1.29
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 _BODY_UNSIGNED = Config(s3={"payload_signing_enabled": False})

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
@@ -296,6 +297,9 @@ def _translate_answer(error: ClientError, what: str, name: str, at: Address) -> 
         return Throttled(f"{what}: {at} asks to slow down", retry_after_s=retry_after_s)
     if code in _CUT:
         return Unreachable(f"{what}: {at} received only a part of the request", retry_after_s=retry_after_s)
+    if 300 <= status < 400 and (there := urlsplit(headers.get("location") or "")).hostname and "x-amz-bucket-region" not in headers:
+        origin = redact(f"{there.scheme}://{there.netloc.rpartition('@')[2]}", at.secrets)
+        return StoreError(f"{what}: {at} redirects to {origin} (HTTP {status}); if that is the store, give it as the endpoint")
     if code in _WRONG_REGION:
         region = error.response.get("Error", {}).get("Region") or headers.get("x-amz-bucket-region")
         where = f"region {region!r}" if region else "another region"

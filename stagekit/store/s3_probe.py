@@ -32,6 +32,7 @@ _PART = 5 << 20  # the smallest that S3 lets anything follow
 _LAST_PARTS = (10_000, 1000)
 _SAMPLE = 8 << 20
 _STREAMS = 4
+_USUAL = ("manifest.json", "run.json")  # of a data set, and of a run
 _QUICK_S = 2.0
 _SKEW_NOTED_S, _SKEW_REFUSED_S = 60.0, 900.0  # S3 refuses signatures that are off by more than a quarter of an hour
 SPECIAL = "ü ñ 日本 +&%25?#=;@,'()~!*$.bin"
@@ -211,8 +212,12 @@ class S3Probe:
         return Fact("rights", "ok" if None not in may.values() else "unknown", text, values=values)
 
     def _largest(self) -> tuple[str, int] | None:
-        """The largest object of the first page, to read from where nothing is to be written."""
+        """The largest object of the first page, to read from where nothing is to be written. Where nothing may be listed, one that a data
+        set or a run begins with, if it may be read."""
         if not self._may["list"]:
+            for name in _USUAL:
+                with suppress(StoreError):
+                    return name, self._store.head(name).size
             return None
         base = self._store._base()
         page = next(self._store._pages("probing", "", base))

@@ -287,7 +287,7 @@ class _Track:
         self._name = name
         self._passes = passes[::-1]
         self._reader = reader
-        self._groups: Iterator[list[Sample | None]] = iter(())
+        self._groups: Iterator[Sequence[Sample | None]] = iter(())
         self._waiting: list[Sample | None] = []
         self._closed = False
 
@@ -311,7 +311,7 @@ class _Track:
                 for sample in group:
                     if sample is not None:
                         sample["__source__"] = self._name
-                self._waiting += group
+                    self._waiting.append(sample)
             elif not self.start():
                 break
         taken = self._waiting[:count]

@@ -111,12 +111,13 @@ class _Tables:
 class Reader:
     """Samples of one epoch, for the shares (*lanes*) in ``lanes``, ``per_lane`` of each at a time.
 
-    Iterating yields lists: the next ``per_lane`` positions of the first lane, of the second, …; shorter at the end of a lane, and the
-    iteration ends when all lanes have. A position whose block was skipped (``on_bad="skip"``) is ``None``, so that a list always tells
-    how many positions it stands for. With ``on_bad="raise"`` a damaged block raises ``CorruptShard`` in its place.
+    Iterating yields groups, each a sequence to be gone through once: the next ``per_lane`` positions of the first lane, of the second, …;
+    shorter at the end of a lane, and the iteration ends when all lanes have. A position whose block was skipped (``on_bad="skip"``) is
+    ``None``, so that a group always tells how many positions it stands for. With ``on_bad="raise"`` a damaged block raises
+    ``CorruptShard`` in its place.
 
     Each lane holds one window; what comes next is fetched meanwhile, by ``connections`` daemon threads, within ``budget.ahead_bytes``.
-    Before the first list is there, only what it needs is fetched: one window a lane where a window holds that many samples.
+    Before the first group is there, only what it needs is fetched: one window a lane where a window holds that many samples.
     ``close()``, from any thread, ends the iteration and the threads. A reader is iterated once.
     """
 
@@ -150,7 +151,7 @@ class Reader:
         each = budget.ahead_bytes * 4 // (5 * max(1, self._threads))
         self._most_joined = 1 if self._cached else min(_JOINED, max(1, each // dataset.manifest.largest_block))
         self._closed = False
-        # What the first list does not need is not fetched before it is there: it would take a share of the link from it.
+        # What the first group does not need is not fetched before it is there: it would take a share of the link from it.
         self._begun = threading.Event()
 
     @property
@@ -183,18 +184,18 @@ class Reader:
         if self._fetcher is None and any(self._intervals):
             self._start(())
 
-    def __iter__(self) -> Iterator[list[Sample | None]]:
+    def __iter__(self) -> Iterator[Sequence[Sample | None]]:
         if not any(self._intervals):
             return
         try:
             self.start()
             while True:
-                group: list[Sample | None] = []
+                group: Sequence[Sample | None] = ()
                 for lane in self._lanes:
                     needed = self._per_lane
                     while needed and (lane.window.left or self._open(lane)):
                         taken = lane.window.take(needed)
-                        group += taken
+                        group = [*group, *taken] if group else taken
                         needed -= len(taken)
                 if not group or self._closed:
                     return

@@ -9,9 +9,13 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
+from ..stream.window import Rows
+from .collate import collate as default_collate
 from .plan import Made
 
 Collate = Callable[[Sequence[Any]], Any]
+NO_BATCH = object()
+"""What a batch is of which every sample was dropped or skipped, where batches are not filled."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Assembly:
     batch_size: int
     drop_last: bool
 
-    def __call__(self, samples: list[Any], filler: Callable[[], Any]) -> Any:
+    def __call__(self, samples: Sequence[Any], filler: Callable[[], Any]) -> Any:
         """A batch of ``samples``. ``filler`` gives one to pad with when there are none."""
         real = len(samples)
         if not self.drop_last and real < self.batch_size:
@@ -32,12 +36,11 @@ class Assembly:
                     f"drop_last=False needs samples that are dicts, and transform returned {type(pad).__name__}: pads are told "
                     "by their key. Return a dict, or use drop_last=True"
                 )
-            samples = samples + [{**pad, "__key__": ""}] * (self.batch_size - real)
+            samples = [*samples, *[{**pad, "__key__": ""}] * (self.batch_size - real)]
         if not samples:
-            raise UsageError(
-                f"every sample of a batch of {self.batch_size} was dropped or skipped, so there is nothing to put together; "
-                "use drop_last=False to get such a batch masked, or drop less"
-            )
+            return NO_BATCH
+        if isinstance(samples, Rows) and self.collate is not default_collate:
+            samples = list(samples)
         batch = self.collate(samples)
         if not self.drop_last and isinstance(batch, dict):
             batch["__mask__"] = torch.arange(self.batch_size) < real

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..stream.window import Rows
+
 
 def collate(samples: Sequence[Any]) -> Any:
     """A batch of ``samples``: a dict of the same names, each with the samples' values together.
@@ -16,6 +18,8 @@ def collate(samples: Sequence[Any]) -> Any:
     put together name by name. Everything else (bytes, text, ragged arrays, parsed JSON) stays a list, with ``None`` where a sample has
     no such field. Samples that are tuples give a tuple of columns; other values are put together as one column.
     """
+    if isinstance(samples, Rows):
+        return samples.columns()
     first = samples[0]
     if isinstance(first, Mapping):
         if len(set().union(*samples)) == len(first) and set(map(len, samples)) == {len(first)}:

@@ -21,7 +21,7 @@ from ..stream.mix import Mix, MixReader
 from ..stream.reader import OnBad, Reader
 from ..stream.tars import TarReader, Tars
 from ..units import check_whole, format_count
-from .batches import Assembly, Collate, together
+from .batches import NO_BATCH, Assembly, Collate, together
 from .collate import collate as default_collate
 from .decode import Decode
 from .pipeline import Ahead, Pipeline
@@ -278,7 +278,7 @@ class StreamLoader:
         source = self._open(position)
         reader = source.reader
         ended = False
-        total, taken, delivered, waited_s, began = Made(), 0, 0, 0.0, time.monotonic()
+        total, taken, passed_over, delivered, waited_s, began = Made(), 0, 0, 0, 0.0, time.monotonic()
         leaving = sys.is_finalizing  # by then modules have lost their names, and nobody reads a receipt
         work = self._work(source, reader, position)
         made = iter(work) if work is not None else (self._assemble([plan.make(group)], source) for group in source)
@@ -291,7 +291,12 @@ class StreamLoader:
                         "this iteration of the loader is over: another one was started, or a state was loaded, since its last batch. "
                         "Make two loaders to read the data twice at the same time"
                     )
-                if self.before_batch is not None:
+                if batch is NO_BATCH and self._world.find()[1] > 1:
+                    raise UsageError(
+                        f"every sample of a batch of {self.batch_size} was dropped or skipped, and the other ranks wait for this one at "
+                        "theirs; use drop_last=False to get such a batch masked, or drop less"
+                    )
+                if self.before_batch is not None and batch is not NO_BATCH:
                     self.before_batch()
                 delivered += len(counts.samples)
                 counts.samples = []
@@ -299,9 +304,17 @@ class StreamLoader:
                 taken += 1
                 position = position.advanced(shares, per_share)
                 self._position = position
+                if batch is NO_BATCH:
+                    passed_over += 1
+                    continue
                 yield _pinned(batch) if self._pin and self._workers else batch
                 began = time.monotonic()
             ended = True
+            if passed_over and passed_over == taken:
+                raise UsageError(
+                    f"every sample of {self.dataset.location} was dropped or skipped, so that there was no batch in epoch {position.epoch}"
+                    f"{''.join(f'; {reason}' for reason in total.reasons[:1])}"
+                )
         finally:
             if work is None:
                 reader.close()
@@ -378,6 +391,7 @@ class StreamLoader:
         """One batch, and the counts of what went into it."""
         made = together(parts)
         batch = self._assembly(made.samples, source.filler)
+        made.samples = [None] * len(made.samples)  # which are in the batch, and only counted from here on
         return (_pinned(batch) if self._pin else batch), made
 
 
@@ -397,7 +411,7 @@ class _Batches:
         """How many samples are due."""
         return sum(self._sizes)
 
-    def __iter__(self) -> Iterator[list[Sample | None]]:
+    def __iter__(self) -> Iterator[Sequence[Sample | None]]:
         groups = iter(self.reader)
         for number in range(self.count):
             first = number * self._per_lane
@@ -434,7 +448,7 @@ class _TarBatches:
         self.expected = 0
         self._batch_size, self._drop_last, self._source = batch_size, drop_last, source
 
-    def __iter__(self) -> Iterator[list[Sample | None]]:
+    def __iter__(self) -> Iterator[Sequence[Sample | None]]:
         for group in self.reader:
             if len(group) < self._batch_size and self._drop_last:
                 return

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -170,8 +170,8 @@ class Pipeline(Generic[T, Part, Result]):
 
     def __init__(
         self,
-        groups: Iterable[list[T]],
-        work: Callable[[list[T]], Part],
+        groups: Iterable[Sequence[T]],
+        work: Callable[[Sequence[T]], Part],
         finish: Callable[[list[Part]], Result],
         *,
         threads: int,
@@ -188,7 +188,7 @@ class Pipeline(Generic[T, Part, Result]):
         self._clock = clock
         self._room = threading.Semaphore(ahead)
         self._jobs: queue.SimpleQueue[_Job[Part, Result] | None] = queue.SimpleQueue()
-        self._tasks: queue.SimpleQueue[tuple[_Job[Part, Result], int, list[T]] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[_Job[Part, Result], int, Sequence[T]] | None] = queue.SimpleQueue()
         self._stopped = False
         self._threads = [threading.Thread(target=self._feed, name="stagekit-read", daemon=True)]
         self._threads += [threading.Thread(target=self._serve, name=f"stagekit-decode-{i}", daemon=True) for i in range(threads)]

@@ -20,6 +20,7 @@ from ..store.usage import Usage, usages
 from ..stream.mix import Mix, MixReader, plan_mix_memory
 from ..stream.reader import Bad, Budget, OnBad, Reader, plan_memory
 from ..stream.tars import TarReader, Tars, names_tars
+from ..stream.window import Rows
 from ..transfer.fetch import PIECE
 from ..units import check_whole, format_count, format_duration, format_size, parse_size
 from .decode import Decode, Decoder
@@ -79,14 +80,14 @@ class Receipt:
 class Made:
     """Samples after decoding and transform, and what became of those that are missing."""
 
-    samples: list[Any] = field(default_factory=list)
+    samples: Sequence[Any] = ()
     dropped: int = 0
     skipped: int = 0
     reasons: list[str] = field(default_factory=list)
 
     def add(self, other: Made) -> None:
         """Put ``other`` behind this."""
-        self.samples += other.samples
+        self.samples = [*self.samples, *other.samples]
         self.dropped += other.dropped
         self.skipped += other.skipped
         self.reasons += other.reasons
@@ -110,9 +111,10 @@ class Maker:
         """Decode and transform. ``None`` stands for a sample that the reader skipped (and counted)."""
         made = Made()
         if self.plain:
-            made.samples = [sample for sample in samples if sample is not None]
+            made.samples = samples if isinstance(samples, Rows) else [sample for sample in samples if sample is not None]
             return made
         decoder, transform = self.decoder, self.transform
+        kept: list[Any] = []
         for sample in samples:
             if sample is None:
                 continue
@@ -136,7 +138,8 @@ class Maker:
                     continue
                 if isinstance(value, dict):
                     value.setdefault("__key__", key)
-            made.samples.append(value)
+            kept.append(value)
+        made.samples = kept
         return made
 
 

@@ -40,7 +40,7 @@ _AHEAD = 2  # batches of each process that are made before they are asked for
 _ALIGNED = 64
 _LARGE = 16 << 10  # what is smaller is sent with the description
 
-Group = list[Sample | None]
+Group = Sequence[Sample | None]
 
 
 class Workers:
@@ -112,7 +112,7 @@ class Workers:
             if error is not None:
                 raise error
             if not made.samples:
-                batch = self._assembly([], self._filler)
+                batch = self._assembly([], self._filler)  # here, where what stands for no batch is the same object
             yield batch, made
             del batch, made
 
@@ -237,7 +237,7 @@ def _serve(connection: Connection, job: bytes) -> None:
                     made = maker(group)
                     if made.samples:
                         batch = assembly(made.samples, _never)
-                made.samples = [None] * len(made.samples)  # the other side counts them
+                made.samples = [None] * len(made.samples)  # the other side only counts them
             except Exception as error:
                 made, batch, raised = Made(), None, _portable(error)
         del message
@@ -297,7 +297,7 @@ def _flat(seed: int, group: Group) -> tuple[bytes, list[Any]]:
 
 def _samples(description: bytes, memory: memoryview | None) -> tuple[int, Group]:
     seed, entries = pickle.loads(description)
-    group: Group = []
+    group: list[Sample | None] = []
     at = 0
     for entry in entries:
         if entry is None:

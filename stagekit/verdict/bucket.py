@@ -24,7 +24,7 @@ from ..progress import Progress, Subscriber, ignore
 from ..publishing.destination import stored_sha256
 from ..runs import catalog, lease
 from ..runs.layout import CHECKPOINTS, RUN_JSON, SUPERSEDED, Checkpoint, CheckpointName, FileRecord, SupersededRecord
-from ..store.base import ObjectInfo, Store
+from ..store.base import ObjectInfo, Store, uploads_if_told
 from ..store.extras import clock_skew_s, expiry_rules
 from ..units import format_count, format_duration
 from ..wrapping.logs import LOGS, manifests
@@ -44,12 +44,13 @@ _SKEW_S = 60.0
 class RunState:
     """What one run's bucket holds now. ``held`` is safe there; ``dropped`` was given up by policy, so its local copies are no loss.
 
-    ``is_empty``: neither a checkpoint nor a file of a watched directory was ever sent to it.
+    ``is_empty``: it holds no checkpoint. ``has_logs``: it holds files that were sent from watched directories.
     """
 
     url: str
     seen: bool = False
     is_empty: bool = False
+    has_logs: bool = False
     newest: Checkpoint | None = None
     held: dict[Content, int] = field(default_factory=dict)
     dropped: set[Content] = field(default_factory=set)
@@ -132,8 +133,8 @@ def _look(store: Store, state: RunState, clock: Callable[[], float], deep: bool,
     if not committed:
         state.findings.append(Finding("note", "run", "the run has no checkpoint yet", state.url))
     _superseded(store, state)
-    from_watched = _logs(store, state)
-    state.is_empty = not (names or from_watched)
+    state.has_logs = _logs(store, state)
+    state.is_empty = not committed
     _open_uploads(store, state, clock())
     _lease(store, state, clock())
     if newest is not None:
@@ -224,16 +225,10 @@ def _logs(store: Store, state: RunState) -> bool:
 
 def _open_uploads(store: Store, state: RunState, now_s: float) -> None:
     """Uploads that nobody finished cost money and hold nothing that a reader could use: notes."""
-    try:
-        uploads = list(store.open_uploads(CHECKPOINTS))
-    except Denied:
+    uploads = uploads_if_told(store, CHECKPOINTS)
+    if uploads is None:
         state.findings.append(Finding("note", "multipart", "these credentials may not list unfinished uploads", state.url))
-        return
-    except StoreError as error:
-        if error.transient:
-            raise
-        return  # a store without that call has none to tell
-    if uploads:
+    elif uploads:
         started = [upload.started_s for upload in uploads if upload.started_s is not None]
         what = f"{format_count(len(uploads))} unfinished multipart {'upload is' if len(uploads) == 1 else 'uploads are'} billed"
         age_s = now_s - min(started) if started else None

@@ -279,7 +279,7 @@ def compare(
     held = {content for state in states for content in state.held}
     dropped = {content for state in states for content in state.dropped}
     blind = any(not state.seen for state in states)
-    lost, given_up, changed = _compare(found.files, held, dropped, on_event)
+    lost, given_up, changed, gone = _compare(found.files, held, dropped, on_event)
     now_s = clock()
     unfinished = _unfinished(lost)
     for (row, folder), members in _folders(lost).items():
@@ -288,6 +288,9 @@ def compare(
     for (_, folder), members in _folders(given_up).items():
         what = f"{_count(members)} of steps that policy dropped"
         findings.append(Finding("note", "superseded", what, str(folder), sum(file.size for file in members), _age(members, now_s)))
+    for (_, folder), members in _folders(gone).items():
+        what = f"{_count(members)} went away during the look, so something still writes here"
+        findings.append(durable.excuse(Finding("CANNOT TELL", "file", what, str(folder), fix="look again: stagekit teardown"), folder))
     for file, reason in changed:
         fix = f"see {owner(file.full)}"
         findings.append(durable.excuse(Finding("CANNOT TELL", "file", reason, str(file.full), file.size, fix=fix), file.full))
@@ -307,23 +310,27 @@ def unreadable(path: Path, error: OSError) -> Finding:
 
 def _compare(
     files: list[LocalFile], held: set[Content], dropped: set[Content], on_event: Subscriber
-) -> tuple[list[LocalFile], list[LocalFile], list[tuple[LocalFile, str]]]:
-    """Files that are nowhere else, files that policy gave up, and files that could not be read to the end."""
+) -> tuple[list[LocalFile], list[LocalFile], list[tuple[LocalFile, str]], set[LocalFile]]:
+    """Files that are nowhere else, files that policy gave up, files that could not be read to the end, and files that are gone."""
     sizes = {size for size, _ in held} | {size for size, _ in dropped}
     lost = [file for file in files if file.size not in sizes]
     candidates = [file for file in files if file.size in sizes]
     given_up: list[LocalFile] = []
-    closed = {file for file in lost if not os.access(file.full, os.R_OK)}  # nobody can copy these away, as the row would say
+    gone = {file for file in lost if not os.path.lexists(file.full)}
+    # Nobody can copy these away, as the row would say.
+    closed = {file for file in lost if file not in gone and not os.access(file.full, os.R_OK)}
     changed = [
         (file, f"it cannot be read ({os.strerror(errno.EACCES)}), and nothing of its size is in a bucket")
         for file in sorted(closed, key=lambda one: one.full)
     ]
-    lost = [file for file in lost if file not in closed]
+    lost = [file for file in lost if file not in closed and file not in gone]
     total, done = sum(file.size for file in candidates), 0
     for file, sha256 in zip(candidates, each(_hash, candidates, threads=4), strict=True):
         done += file.size
         on_event(Progress("comparing files", done, total, finished=file is candidates[-1]))
-        if isinstance(sha256, OSError):
+        if isinstance(sha256, FileNotFoundError):
+            gone.add(file)
+        elif isinstance(sha256, OSError):
             changed.append((file, f"it cannot be read: {sha256.strerror}"))
         elif (file.size, sha256) in held:
             continue
@@ -331,7 +338,7 @@ def _compare(
             given_up.append(file)
         else:
             lost.append(file)
-    return lost, given_up, changed
+    return lost, given_up, changed, gone
 
 
 def _hash(file: LocalFile) -> str | OSError:

@@ -257,13 +257,17 @@ def _origins(judged: Judged, states: dict[str, RunState]) -> list[Finding]:
 
 
 def _never_saved(target: Target, states: dict[str, RunState], judged: Judged) -> list[Finding]:
-    """A run to which nothing was ever sent, and whose recorded directory holds nothing either: its training saved somewhere else."""
+    """A run without a checkpoint, whose training had a directory to save into: it saved somewhere else, or not at all."""
     state = states.get(target.url)
     there = [path for path in files.existing(target.watched) if str(path) in judged.scope.watched and str(path) not in judged.explicit]
-    if state is None or not (state.seen and state.is_empty) or not there or any(files.holds_a_file(path) for path in there):
+    if state is None or not (state.seen and state.is_empty) or not there or judged.ignores(target.url):
         return []
-    what = "no file was ever seen below it, and its run has no checkpoint: the training may have saved to another directory"
-    fix = f"find where it saved, and name that: stagekit teardown --run {target.url} --watch DIR"
+    seen = "files were" if state.has_logs or any(files.holds_a_file(path) for path in there) else "no file was ever"
+    what = f"{seen} seen below it, and its run has no checkpoint: the training may have saved to another directory"
+    fix = (
+        f"find where it saved, and name that: stagekit teardown --run {target.url} --watch DIR; "
+        f"or, if there was nothing to save: stagekit teardown --ignore {target.url}"
+    )
     return [Finding("CANNOT TELL", "watched", what, str(there[0]), fix=fix)]
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..config import RUN_VARIABLE
 from ..processes import started_with
 from .findings import Finding
 
@@ -55,16 +56,25 @@ def judge(roots: Sequence[Path], *, proc: Path = PROC) -> list[Finding]:
 
 
 def survivors(urls: Collection[str], *, proc: Path = PROC) -> list[Finding]:
-    """One finding per process that a ``stagekit run`` for one of ``urls`` has started, and that lives on without it.
+    """One finding per process that a ``stagekit run`` for one of ``urls`` has started, and that lives on without it; and one per
+    ``stagekit run`` that lives, and of which this home knows nothing.
 
-    Its environment tells. This process and those above it do not count: the shell that asks waits for the answer.
+    The environment tells. This process and those above it do not count: the shell that asks waits for the answer.
     """
     above = _above(os.getpid(), proc)
     findings = []
+    elsewhere: set[int] = set()
     # One of another user cannot be told: whether that one could write is asked for each watched directory.
-    for pid, setting in started_with([f"STAGEKIT_RUN={url}" for url in urls], proc=proc).items():
+    for pid, setting in started_with([f"{RUN_VARIABLE}={url}" for url in urls], proc=proc).items():
         with suppress(*_GONE):  # it has ended meanwhile
             if pid in above:
+                continue
+            if (wrapper := _wrapper_above(pid, proc)) is not None:
+                if wrapper in elsewhere:
+                    continue
+                elsewhere.add(wrapper)
+                what = f"process {wrapper} ({_command(proc / str(wrapper))}) trains here, with another home or for another user"
+                findings.append(Finding("NO", "process", what, setting.partition("=")[2], fix="wait until it ends"))
                 continue
             what = f"process {pid} ({_command(proc / str(pid))}) was started by a stagekit run for it, and lives on without that"
             fix = f"wait until it ends, or stop it: kill {pid}"
@@ -80,6 +90,16 @@ def _above(pid: int, proc: Path) -> set[int]:
             found.add(pid)
             pid = int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     return found
+
+
+def _wrapper_above(pid: int, proc: Path) -> int | None:
+    """The ``stagekit run`` that lives above ``pid``, if there is one."""
+    for one in _above(pid, proc) - {pid}:
+        with suppress(OSError):
+            words = _words(proc / str(one))
+            if any(os.path.basename(word) == "stagekit" for word in words[:8]) and "run" in words:
+                return one
+    return None
 
 
 def _writer(folder: Path, pid: int, roots: Sequence[str]) -> Writer | None:
@@ -101,9 +121,12 @@ def _writer(folder: Path, pid: int, roots: Sequence[str]) -> Writer | None:
     return None
 
 
+def _words(folder: Path) -> list[str]:
+    return [os.fsdecode(word) for word in (folder / "cmdline").read_bytes().split(b"\0") if word]
+
+
 def _command(folder: Path) -> str:
-    words = (folder / "cmdline").read_bytes().split(b"\0")
-    text = " ".join(os.fsdecode(word) for word in words if word)
+    text = " ".join(_words(folder))
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 

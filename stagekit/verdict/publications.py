@@ -8,6 +8,7 @@ from pathlib import Path
 from ..config import StoreConfig
 from ..errors import ManifestError, StagekitError
 from ..location import Location
+from ..mds.index import INDEX
 from ..publishing.begun import Begun, begun
 from ..publishing.claim import read_claim
 from ..shards.manifest import MANIFEST
@@ -30,16 +31,16 @@ def recorded(home: Path | None = None) -> tuple[list[Begun], list[Finding]]:
 def judge(
     one: Begun, ignores: Callable[[str], bool], open_store: Callable[[str, StoreConfig | None], Store], durable: Durable
 ) -> list[Finding]:
-    """What is left to do for one of them: nothing when it was published after all, or removed."""
+    """What is left to do for one of them: nothing when it was published after all."""
     location = Location.parse(one.url)
     if ignores(one.url) or (location.is_directory and durable.holds(location.local_path)):
         return []
     store = open_store(one.url, one.store)
     try:
-        claim = read_claim(store)
-        if claim is None:
+        claim, published = read_claim(store), exists(store, MANIFEST) or exists(store, INDEX)
+        if claim is None and published:
             return []
-        kind = "new shards of an update" if exists(store, MANIFEST) else "shards"
+        kind = "new shards of an update" if published else "shards"
     except StagekitError as error:
         what = f"shards were sent here and not published when this machine last knew; now it cannot be looked at: {error}"
         return [Finding("CANNOT TELL", ROW, what, one.url, fix=f"stagekit ls {one.url}")]
@@ -47,6 +48,8 @@ def judge(
         f"repeat the command that publishes it, with the options it had, as in: stagekit shard DATA {one.url}; "
         f"or give it up: stagekit teardown --ignore {one.url}"
     )
+    if claim is None:
+        return [Finding("CANNOT TELL", ROW, "a data set was begun here, and nothing of it is there any more", one.url, fix=again)]
     state = claim.state()
     if state == "running":
         fix = f"wait until process {claim.process.pid} ends, then: stagekit teardown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CheckpointError, ManifestError, SourceError, StagekitError, UploadFailed, UsageError
+from ..errors import CheckpointError, Fenced, ManifestError, SourceError, StagekitError, UploadFailed, UsageError
 from ..progress import Message, Subscriber
 from ..runs.home import known_run
 from ..runs.layout import SAVED_IN, Checkpoint
@@ -40,18 +41,23 @@ def named(directories: Sequence[Path]) -> dict[str, Path]:
     return result
 
 
-def earlier_sessions(run: Run) -> list[str]:
-    """The processes of this machine that wrote to ``run``, but for this one."""
+def sessions_here(run: Run) -> list[str]:
+    """The processes of this machine that wrote to ``run``, this one included when it has sent what others left; none when it is alone."""
     own = run._spool.session if run._spool is not None else None
     with suppress(ManifestError, OSError):  # nothing is known then
-        if (known := known_run(run.url)) is not None:
-            return [session for session in known.sessions if session != own]
+        if (known := known_run(run.url)) is not None and any(session != own for session in known.sessions):
+            return [*known.sessions, *([own] if own is not None else [])]
     return []
 
 
 def waiting_for(run: Run) -> list[Entry]:
     """The saves of ``run`` that are pinned in its spool and not in the bucket yet, whoever pinned them."""
     return [entry for entry in pending(run._spool_dir or default_dir()) if entry.run == run.url]
+
+
+def _shape(name: str) -> str:
+    """``name`` with its numbers left open, as names that belong to different steps have in common."""
+    return re.sub("[0-9]+", "#", name)
 
 
 class Collector:
@@ -95,7 +101,9 @@ class Collector:
         self._told_of: set[Path] = set()
         self._old: set[Path] = set()
         self._looks: list[Look] = []
-        self._missed = 0
+        self._missed = self._missed_told = 0
+        self._missed_last: Path | None = None
+        self._shapes: dict[tuple[Path, str], set[str]] = {}
         self._filled: set[Path] = set()
         self.submitted = 0
         self.abandoned: list[Found] = []
@@ -219,31 +227,34 @@ class Collector:
         for found in self._watch.finished(looks, still=still, over=self._is_over):
             if self._is_over():
                 self.unsaved[found.path] = "the time after SIGTERM was over"
-            elif cut_ns is not None and not self._is_certain(found, cut_ns):
+            elif (doubt := self._doubt(found, cut_ns) if still else None) is not None:
                 self._watch.take(found)
                 target = set_aside(found)
-                text = f"{found.path} was written just before the command was killed or failed, and nothing tells whether it is whole"
-                text += f"; it is no checkpoint, stays local, and is called {target.name} now"
+                text = f"{found.path} {doubt}; it is no checkpoint, stays local, and is called {target.name} now"
                 self._on_event(Message(f"{text}. If it is whole, rename it back: the next stagekit run here sends it", "warning"))
                 self.aside.append(target)
             else:
                 self._hand_over(found, still=still)
-        self._tell_missed()
+        self._tell_missed(still=still)
         self._offer(looks, still=still)
 
-    def _tell_missed(self) -> None:
-        """What never gets quiet, once; and how many were gone before they were: the first, and again when their number has doubled."""
+    def _tell_missed(self, *, still: bool) -> None:
+        """What never gets quiet, once; and how many were gone before they were: the first, again when their number has doubled, and all at
+        the end."""
         for found in self._watch.restless:
             if found.path not in self._told:
                 self._told.add(found.path)
                 what = f"{found.path} keeps changing and has not been quiet for {format_duration(self._quiet_s)} yet, so it is not sent"
                 hint = "save into a new file and rename it, give each step a name of its own, or a shorter --quiet"
                 self._on_event(Message(f"{what}; {hint}", "warning"))
-        before, self._missed = self._missed, self._missed + len(self._watch.missed)
-        if self._missed.bit_length() > before.bit_length():
-            what = f"{self._watch.missed[-1].path} was removed or replaced before it had been quiet for {format_duration(self._quiet_s)}"
+        self._missed += len(self._watch.missed)
+        if self._watch.missed:
+            self._missed_last = self._watch.missed[-1].path
+        if self._missed.bit_length() > self._missed_told.bit_length() or (still and self._missed > self._missed_told):
+            self._missed_told = self._missed
+            what = f"{self._missed_last} was removed or replaced before it had been seen quiet for {format_duration(self._quiet_s)}"
             what += ", and was not sent"
-            so_far = f" ({counted(self._missed, 'such save')} so far)" if self._missed > 1 else ""
+            so_far = f" ({counted(self._missed, 'such save')} {'in all' if still else 'so far'})" if self._missed > 1 else ""
             hint = "a shorter --quiet, or a trainer that keeps more, brings them into the bucket"
             self._on_event(Message(f"{what}{so_far}; {hint}", "warning"))
 
@@ -283,9 +294,12 @@ class Collector:
                 self.unsaved[found.path] = str(error)
             return
         except UsageError as error:
+            if not found.path.exists():  # rotated away just now
+                self._watch.missed.append(found)
+                return
             self._on_event(Message(f"{found.path} is not saved: {error}", "error"))
         except CheckpointError as error:  # of earlier saves; this one is pinned
-            if not isinstance(error, UploadFailed):  # that was told when it happened
+            if not isinstance(error, UploadFailed | Fenced):  # those were told when they happened
                 self._on_event(Message(str(error), "error"))
         except StagekitError as error:
             self.unsaved[found.path] = str(error)
@@ -294,6 +308,7 @@ class Collector:
                 self._on_event(Message(f"{found.path} is not saved yet, and is tried again: {error}", "error"))
             return
         self._watch.take(found)
+        self._shapes[found.root, _shape(found.name)] = {_shape(name) for name in found.stats}
         self.submitted += 1
 
     def _is_over(self) -> bool:
@@ -305,14 +320,32 @@ class Collector:
         states = [name for name in found.stats if name.startswith("rng_state")]
         return len(states) or None
 
+    def _doubt(self, found: Found, cut_ns: float | None) -> str | None:
+        """Why what was found when the command had ended is not believed to be whole; ``None`` when it is.
+
+        A shell around a trainer may hide that it was killed (``python train.py | tee log``). So a directory whose format does not tell is
+        compared with the save before it, too, when that has a name of the same kind.
+        """
+        if cut_ns is not None and not self._is_certain(found, cut_ns):
+            return "was written just before the command was killed or failed, and nothing tells whether it is whole"
+        if found.tells_its_end() or self._is_begun_later(found):
+            return None
+        missing = sorted(self._shapes.get((found.root, _shape(found.name)), set()) - {_shape(name) for name in found.stats})
+        return f"lacks {', '.join(missing[:3])}, which the save before it has" if missing else None
+
+    def _is_begun_later(self, found: Found) -> bool:
+        """Whether another save was begun after the last write to ``found``."""
+        last_ns = max(found.times_ns, default=0)
+        others = [one for look in self._looks if look.root == found.root for one in look.found if one.path != found.path]
+        return any(min(one.times_ns, default=0) > last_ns for one in others)
+
     def _is_certain(self, found: Found, cut_ns: float) -> bool:
         """Whether nobody was in the middle of ``found`` at ``cut_ns``: its format tells, or it was written later, or a later save was begun
         after it, or it had been quiet before the last sign of life here."""
         last_ns = max(found.times_ns, default=0)
         if found.tells_its_end() or last_ns > cut_ns:
             return True
-        others = [one for look in self._looks if look.root == found.root for one in look.found if one.path != found.path]
-        return any(min(one.times_ns, default=0) > last_ns for one in others) or self._last_write_ns() - last_ns >= self._quiet_s * 1e9
+        return self._is_begun_later(found) or self._last_write_ns() - last_ns >= self._quiet_s * 1e9
 
     def _last_write_ns(self) -> int:
         stats = [stat for one in self._looks for found in one.found for stat in found.stats.values()]

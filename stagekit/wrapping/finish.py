@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..errors import StagekitError
 from ..progress import Message, Subscriber
 from ..runs.run import Run
-from .collect import Collector, earlier_sessions, waiting_for
+from .collect import Collector, sessions_here, waiting_for
 from .logs import Logs
 from .note import Note
 
@@ -46,7 +46,7 @@ def finish_left(
     )
     try:
         run.drain(run._drain_s)  # what was seen before the kill
-        here, _ = collector.before(run.checkpoints(), waiting_for(run), earlier_sessions(run))
+        here, _ = collector.before(run.checkpoints(), waiting_for(run), sessions_here(run))
         if here:
             how = "ended before" if note.ended else "was killed before it saw"
             more = f" and {len(here) - _SHOWN} more" if len(here) > _SHOWN else ""

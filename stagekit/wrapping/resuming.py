@@ -63,8 +63,8 @@ def start_from(
     """Make the newest checkpoint be in its watched directory, and say where; and the newest of each other watched directory in that one.
 
     ``newest`` is the run's, and ``held`` all it has, newest first; ``ahead`` are finished saves below the watched directories that are
-    newer, oldest first. What is here already is not fetched. Raises ``CheckpointError`` for ``must`` without a checkpoint, and for a
-    layout that the command's number of ranks cannot load, before anything is fetched.
+    newer, oldest first. What is here already is not fetched. Raises ``CheckpointError``, before anything is fetched, for ``must`` without
+    a checkpoint, for a layout that the command's number of ranks cannot load, and where of several directories none is the checkpoint's.
     """
     if resume == "never":
         return Start()
@@ -104,6 +104,12 @@ def _start(
     if there is not None:
         run.go_on_with(newest)
         return Start(there.path, newest.step)
+    saved_in = newest.manifest.identity.get(SAVED_IN)
+    if saved_in is not None and len(collector.roots) > 1 and saved_in not in collector.roots:
+        raise CheckpointError(
+            f"{name} was saved in a directory called {saved_in}, and of those that are watched none is ({', '.join(collector.roots)}), so "
+            f"that it would come back in another one's place; add --watch {saved_in}, or give this training another --to"
+        )
     return _fetch(run, collector.roots, world_size, allow_fresh, on_event)
 
 

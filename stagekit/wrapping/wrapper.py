@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from ..config import StoreConfig
+from ..config import RUN_VARIABLE, StoreConfig
 from ..errors import CheckpointError, OutOfSpace, StagekitError, UsageError, WorkerDied
 from ..location import Location
 from ..mounts import refuse_mount
@@ -28,13 +28,14 @@ from ..runs.layout import RUN_JSON, Checkpoint, parse_reference
 from ..runs.run import Run, log, refuse_whole_bucket
 from ..runs.spool import default_dir
 from ..runs.sync import create
+from ..saves.find import names_a_step
 from ..shards.manifest import MANIFEST
 from ..store import Where, open_store
 from ..store.base import exists
 from ..units import counted, format_duration
 from . import record, survivors
 from .child import Child, exit_code_of
-from .collect import Collector, earlier_sessions, named, waiting_for
+from .collect import Collector, named, sessions_here, waiting_for
 from .finish import finish_left
 from .logs import EVERY_S, LOGS, Logs
 from .note import Note, log_directory, notes
@@ -262,7 +263,7 @@ class _Wrapper:
         if held is not None:
             self._finish_left()
             held = self._held()
-        attempt = self._attempt()
+        attempt = self._attempt(look=held is not None)
         logs = Logs(lambda: self.training._store, attempt, self.on_event, self.monotonic) if settings.logs else None
         printed = log_directory(attempt)
         self.collector = Collector(
@@ -279,7 +280,7 @@ class _Wrapper:
             left_s=self._left_to_look,
         )
         clear_way(self.collector, self.on_event)
-        here, ahead = self.collector.before(held or [], waiting_for(self.training), earlier_sessions(self.training))
+        here, ahead = self.collector.before(held or [], waiting_for(self.training), sessions_here(self.training))
         newest = self.training.latest() if held else None
         if self.world_size is None and newest is not None:
             saved = newest.manifest.identity.get("world_size")
@@ -301,7 +302,7 @@ class _Wrapper:
         note = Note(
             attempt=attempt,
             url=self.training.url,
-            store=self.store,
+            store=StoreConfig.in_force(self.store, self.training.url),
             watched=roots,
             patterns=settings.patterns,
             quiet_s=settings.quiet_s,
@@ -380,6 +381,14 @@ class _Wrapper:
         there = store.children()
         if any(info.key == RUN_JSON for info in there.objects):
             return
+        strange = [folder.rstrip("/") for folder in there.folders if names_a_step(folder.rstrip("/"))]
+        if strange and self.settings.resume != "never":
+            out = shlex.quote(str(next(iter(self.roots.values()))))
+            raise UsageError(
+                f"--to {self.training.url}: no run lies there, but {strange[-1]}, which the training would neither go on from nor show. "
+                f"Fetch what is there (stagekit cp {self.training.url} {out}), and give the run a place of its own, such as "
+                f"{self.training.url}-run; or begin anew beside it with --resume never"
+            )
         for folder, (name, what) in product(there.folders[:_ASKED_OF], ((RUN_JSON, "run"), (MANIFEST, "data set"))):
             if exists(store, f"{folder}{name}"):
                 raise UsageError(
@@ -398,13 +407,14 @@ class _Wrapper:
         for note in left:
             finish_left(note, self.training, on_event=self.on_event, clock=self.clock, monotonic=self.monotonic)
 
-    def _attempt(self) -> str:
-        """A name for this start, after all that are known here or in the bucket."""
+    def _attempt(self, *, look: bool) -> str:
+        """A name for this start, after all that are known here and, with a ``look``, in the bucket."""
         names = [note.attempt for note in notes()]
-        with suppress(StagekitError, OSError):  # without a look the number may be one that was used; the name is another
-            store = self.training._store
-            names += record.attempts(store)
-            names += [folder.removeprefix(LOGS) for folder in store.children(LOGS).folders]
+        if look:
+            with suppress(StagekitError, OSError):  # without one the number may have been used; the name is another all the same
+                store = self.training._store
+                names += record.attempts(store)
+                names += [folder.removeprefix(LOGS) for folder in store.children(LOGS).folders]
         numbers = [int(name.partition("-")[0]) for name in names if name.partition("-")[0].isdecimal()]
         return f"{max(numbers, default=0) + 1:06d}-{uuid.uuid4().hex[:8]}"
 
@@ -468,7 +478,7 @@ class _Wrapper:
             "PYTHONUNBUFFERED": "1",
             **self.environ,
             **start.variables,
-            "STAGEKIT_RUN": self.training.url,
+            RUN_VARIABLE: self.training.url,
             survivors.VARIABLE: note.attempt,
         }
         files = None
@@ -591,6 +601,9 @@ class _Wrapper:
                 pattern = shlex.quote(f"*{weights[0].suffix}")
                 text = f"no checkpoint was found, and {weights[0]} went to the logs, from where nothing is fetched at the next start"
                 self.on_event(Message(f"{text}; if it is what the training goes on from: --pattern {pattern}", "warning"))
+            elif start.path is None and not self.collector.submitted and not unfinished and not self.collector.empty:
+                places = ", ".join(map(str, note.watched.values()))
+                self.on_event(Message(f"no checkpoint was found below {places}; is it where the command saves?", "warning"))
             for text in unfinished[1:]:
                 self.on_event(Message(text, "warning"))
             problem = self._drain(logs, cut_ns)

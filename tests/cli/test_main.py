@@ -24,7 +24,7 @@ from stagekit.store.directory import DirectoryStore
 from ..made import make_checkpoint, make_dataset, make_run
 from ..rigs.servers import S3Server
 
-STAGEKIT = [sys.executable, "-c", "import sys; from stagekit.cli import main; sys.exit(main())"]
+STAGEKIT = [sys.executable, "-m", "stagekit"]
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_endpoint_and_profile_reach_the_store(
 def test_a_reader_that_goes_away_is_no_traceback(place: Path) -> None:
     for number in range(400):
         (place / f"object-{number:05d}-{'x' * 150}").write_bytes(b"")
-    command = f'{sys.executable} -c "import sys; from stagekit.cli import main; sys.exit(main())" ls {place} | head -1'
+    command = f"{sys.executable} -m stagekit ls {place} | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1

@@ -102,6 +102,39 @@ time.sleep(600)
     assert [one.step for one in cloud.checkpoints("runs/graceful")] == [1]
 
 
+SHIM = """#!/usr/bin/env bash
+echo "$1" >> calls
+if [ "$1" = "$HELD" ]; then
+    trap 'echo told >> calls; exit 143' TERM
+    touch up
+    while :; do sleep 0.05; done
+fi
+"""
+
+
+@pytest.mark.parametrize("held", ["doctor", "pull", "teardown"])
+def test_a_shutdown_during_any_step_reaches_it_and_destroys_nothing(tmp_path: Path, held: str) -> None:
+    shim = tmp_path / "bin" / "stagekit"
+    shim.parent.mkdir()
+    shim.write_text(SHIM)
+    shim.chmod(0o755)
+    env = {"PATH": f"{shim.parent}:{os.environ['PATH']}", "HELD": held, "DESTROY": "touch destroyed"}
+    process = subprocess.Popen(["bash", str(SERVER / "server.sh")], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "up").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 143
+    finally:
+        process.kill()
+    calls = (tmp_path / "calls").read_text().split()
+    assert calls == [*["doctor", "pull", "pull", "run", "teardown"][: {"doctor": 1, "pull": 2, "teardown": 5}[held]], "told"]
+    assert not (tmp_path / "destroyed").exists()
+
+
 def test_a_model_is_handed_over_in_the_layouts_that_servers_load(cloud: Cloud, lora: str) -> None:
     nvme = cloud.directory / "inference" / "nvme"
     more = {"NVME": nvme, "NAME": "tiny/llama", "ADAPTER": f"{cloud.url}/{lora}", "HF_HUB_CACHE": nvme / "hub"}

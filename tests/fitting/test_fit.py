@@ -214,6 +214,16 @@ def test_a_config_that_is_none_ends_as_one_of_another_kind_does(tmp_path: Path, 
     assert main(["fit", str(torn), "--gpu", "24GB"]) == 2
     assert f"model: {torn} cannot be read as a model's config.json (Expecting" in capsys.readouterr().err
     assert main(["fit", config(tmp_path / "bert", {**LLAMA_7B, "num_local_experts": 0}), "--gpu", "24GB"]) == 0
+    torn.write_text("[" * 200_000)
+    assert main(["fit", str(torn), "--gpu", "24GB"]) == 2
+    assert f"model: {torn} cannot be read as a model's config.json (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [{"moe_num_experts": 64}, {"ffn_config": {"ffn_hidden_size": 10752}}, {"mamba_d_state": 16}])
+def test_what_would_make_a_model_look_smaller_than_it_is_is_refused(tmp_path: Path, more: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=rf"says {next(iter(more))}, which these formulas do not cover; give its parameter count"):
+        fit(config(tmp_path, {**LLAMA_7B, **more}), gpus=no_gpu)
+    fit(config(tmp_path / "plain", {**LLAMA_7B, "attn_config": {"attn_type": "multihead_attention"}}), gpus=no_gpu)
 
 
 @pytest.mark.parametrize(

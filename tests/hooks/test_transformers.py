@@ -23,6 +23,7 @@ from stagekit.progress import Event, Message
 from stagekit.runs import catalog
 from stagekit.runs.run import Run
 from stagekit.saves.adapter import content_revision
+from stagekit.saves.find import ABANDONED, INCOMPLETE, Found, set_aside
 from stagekit.saves.trainer import Expected
 from stagekit.store.directory import DirectoryStore
 from stagekit.testing.faults import FaultStore
@@ -91,6 +92,24 @@ def test_every_epoch_is_in_the_bucket_and_another_machine_goes_on_with_the_same_
         "trainer_state.json",
         "training_args.bin",
     }
+
+
+def test_ordinary_data_goes_on_inside_an_epoch(make_run: Callable[..., Run], straight: dict[int, float], tmp_path: Path) -> None:
+    every = {"save_strategy": "steps", "save_steps": 1}
+    with make_run() as run, pytest.raises(Stop):
+        fine_tune(StagekitCallback(run), tmp_path / "one", StopAt(STEPS + 3), **every)
+    with make_run() as second:
+        trainer = fine_tune(StagekitCallback(second), tmp_path / "two", seed=5, **every)
+    assert losses(trainer) == straight
+
+
+@pytest.mark.parametrize("ending", [ABANDONED, INCOMPLETE])
+def test_what_was_set_aside_survives_the_rotation(tmp_path: Path, ending: str) -> None:
+    save(tmp_path / "checkpoint-2" / "model.safetensors")
+    aside = set_aside(Found(tmp_path, tmp_path / "checkpoint-2", "trainer", {}), ending)
+    Trainer(tiny(), arguments(tmp_path, save_total_limit=1), train_dataset=Lines()).train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-12"]
+    assert (aside / "model.safetensors").exists()
 
 
 def test_a_stream_loader_goes_on_inside_an_epoch(make_run: Callable[..., Run], store: FaultStore, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -156,6 +157,20 @@ def test_damage_heals_or_is_told(mds: Path, rclone_server: S3Server, config: Sto
         open_store(url, config).put(entry["basename"], b"short")
         with pytest.raises(InvalidReply, match=rf"expected {entry['bytes']} bytes, the store holds 5"):
             downloads.download(f"{url}/{entry['basename']}", str(target))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("spoil", [lambda data: data[:1000], lambda data: data[:400] + b"??" + data[402:]], ids=["cut", "flipped"])
+def test_an_epoch_over_damaged_data_is_an_error_and_not_a_short_one(
+    mds: Path, tmp_path: Path, spoil: Callable[[bytes], bytes], workers: int
+) -> None:
+    shutil.copytree(mds, tmp_path / "remote")
+    third = sorted((tmp_path / "remote").glob("*.mds"))[2]
+    third.write_bytes(spoil(third.read_bytes()))
+    dataset = stagekit.interop.mosaicml(f"file://{tmp_path / 'remote'}", local=tmp_path / "local", batch_size=4, shuffle=False)
+    with pytest.raises((BadDigest, InvalidReply), match=third.name):
+        for _ in StreamingDataLoader(dataset, batch_size=4, num_workers=workers):
+            pass
 
 
 @pytest.mark.parametrize("compressed", [False, True], ids=["plain", "compressed"])

@@ -212,7 +212,7 @@ def test_class_folders(tmp_path: Path) -> None:
 
 
 def test_the_command_says_the_same_as_json(raw: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import sys; from stagekit.cli import main; sys.exit(main())", "shard", str(raw)]
+    command = [sys.executable, "-m", "stagekit", "shard", str(raw)]
     done = subprocess.run([*command, str(tmp_path / "out"), "--format", "mds", "--json"], capture_output=True, text=True, check=True)
     last = json.loads(done.stdout.splitlines()[-1])
     assert (last["event"], last["format"], last["samples"], last["unchanged"]) == ("published", "mds", 120, False)

@@ -55,7 +55,7 @@ def read_by_webdataset(urls: list[str]) -> list[dict[str, object]]:
     return found
 
 
-STAGEKIT = [sys.executable, "-c", "import sys; from stagekit.cli import main; sys.exit(main())"]
+STAGEKIT = [sys.executable, "-m", "stagekit"]
 """The command line in a process of its own, without depending on a script in PATH."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stagekit.config import StoreConfig, home_directory
-from stagekit.errors import ManifestError, PublishError, Unreachable
+from stagekit.errors import Denied, ManifestError, PublishError, Unreachable
 from stagekit.location import Location
 from stagekit.publishing import shard
 from stagekit.publishing.begun import Begun, begun, note_begun, note_ended
@@ -44,6 +44,14 @@ def test_a_destination_that_is_somebody_elses_leaves_no_note_and_takes_none_away
     note_ended(Location.parse(str(data)))
     with pytest.raises(PublishError, match="is publishing other data"):
         shard(raw, str(data), workers=1)
+    assert begun() == []
+
+
+def test_a_destination_that_may_not_be_written_leaves_no_note(raw: Path, tmp_path: Path) -> None:
+    store = FaultStore(DirectoryStore(str(tmp_path / "data")))
+    store.fail("put", Denied("access denied"), times=None)
+    with pytest.raises(Denied):
+        shard(raw, store, workers=1)
     assert begun() == []
 
 

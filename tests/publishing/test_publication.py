@@ -373,6 +373,14 @@ def test_an_error_leaves_a_claim_that_says_the_run_has_ended(raw: Path) -> None:
     assert claim.state() == "dead"
 
 
+def test_a_claim_alone_of_a_run_that_has_ended_keeps_nobody_from_other_options(raw: Path, tmp_path: Path) -> None:
+    store = memory(tmp_path, "out")
+    store.put(".claim.json", claim_of("another plan", running=False))
+    run(raw, store)
+    run(raw, memory(tmp_path, "undisturbed"))
+    assert tree(store) == tree(memory(tmp_path, "undisturbed"))
+
+
 def test_another_plan_is_refused_while_its_run_is_alive_even_with_takeover(raw: Path) -> None:
     store = MemoryStore("memory://claims/c")
     store.put(".claim.json", claim_of("another plan"))

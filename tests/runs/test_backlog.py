@@ -34,13 +34,20 @@ def queues(draw: some.DrawFn) -> list[Entry]:
     ]
 
 
-@given(queues(), some.integers(-1, 12), some.one_of(some.none(), some.integers(1, 600)), some.booleans(), some.booleans())
+@given(
+    queues(),
+    some.integers(-1, 12),
+    some.one_of(some.none(), some.integers(1, 600)),
+    some.booleans(),
+    some.booleans(),
+    some.sampled_from([BACKLOG, None]),
+)
 def test_only_what_may_gives_way_and_no_more_than_needed(
-    pending: list[Entry], sending: int, disk_bytes: int | None, best: bool, every: bool
+    pending: list[Entry], sending: int, disk_bytes: int | None, best: bool, every: bool, bound: int | None
 ) -> None:
     policy = Policy(keep_best=("loss", "min", 2) if best else None, keep_every=3 if every else None)
     sent = pending[sending] if 0 <= sending < len(pending) else None
-    dropped = giving_way(pending, sent, policy, disk_bytes)
+    dropped = giving_way(pending, sent, policy, disk_bytes, bound=bound)
     left = [entry for entry in pending if entry not in dropped]
     assert len({entry.step for entry in dropped}) == len(dropped)
     assert len(dropped) + len(left) == len(pending)
@@ -52,11 +59,11 @@ def test_only_what_may_gives_way_and_no_more_than_needed(
     if best and (known := [entry for entry in pending if not math.isnan(entry.metrics.get("loss", math.nan))]):
         assert min(known, key=lambda one: (one.metrics["loss"], one.step)) in left, "nor the best"
     if dropped:
-        assert is_over([*left, dropped[-1]], disk_bytes), "the last one had to go"
+        assert is_over([*left, dropped[-1]], disk_bytes, bound=bound), "the last one had to go"
     if any(not entry.passing for entry in dropped):
         kept = [entry for entry in left[:-1] if entry.passing and entry is not sent and not entry.final]
         assert best or every or not kept, "those from the middle of an epoch go first"
-    if not dropped and not is_over(pending, disk_bytes):
+    if not dropped and not is_over(pending, disk_bytes, bound=bound):
         assert left == pending
-    if is_over(left, disk_bytes, bound=BACKLOG + 1) and not best and not every:
+    if is_over(left, disk_bytes, bound=bound and bound + 1) and not best and not every:
         assert all(entry.final or entry is sent for entry in left[:-1]), "what is over is all to be kept"

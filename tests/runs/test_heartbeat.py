@@ -24,6 +24,10 @@ def test_a_step_is_noted_every_few_seconds(tmp_path: Path) -> None:
     assert EVERY_S == 5.0
     pulse.beat(12)
     assert last_heartbeat(URL, tmp_path) == found, "5 s have not passed"
+    pulse.last()
+    ended = last_heartbeat(URL, tmp_path)
+    assert ended is not None
+    assert ended.step == 12
 
 
 def test_a_note_that_is_damaged_or_cannot_be_written_stops_nobody(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+import stagekit
 from stagekit.errors import Denied, Fenced, SourceError, StoreError, Unreachable, UploadFailed, UsageError
 from stagekit.processes import Process
 from stagekit.progress import Message, Progress
@@ -278,7 +279,7 @@ def test_coalescing_drops_intermediate_saves_only_and_says_which(store: FaultSto
     gate.opened.set()
     run.close()
     assert steps(store) == [105, 101, 100], "and retention removed what only the backlog had to keep"
-    told = [text for text in events.texts("warning") if "saves come faster than the network takes them" in text]
+    told = [text for text in events.texts("warning") if "more than 4 saves wait to be sent" in text]
     assert [text.split("step ")[1].split(" ")[0] for text in told] == ["2", "102", "103"]
 
 
@@ -439,6 +440,29 @@ def test_a_zombie_is_fenced_at_its_next_commit_and_keeps_its_local_data(store: F
     assert not [info.key for info in store.list("owners/") if info.key.endswith(".closed")]
 
 
+def test_a_zombie_drops_nothing_however_long_it_saves_unless_its_disk_is_bounded(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    zombie = make_run(disk="10kB")
+    assert save(zombie, tmp_path, 1).wait(20)
+    lease.take(store, "bbbbbbbb", ELSEWHERE, clock=lambda: 0.0)
+    late = save(zombie, tmp_path, 2)
+    while not isinstance(late.error, Fenced):
+        late.wait(0.01)
+    for step in range(3, 13):
+        with suppress(Fenced):
+            save(zombie, tmp_path, step)
+    assert zombie.status().superseded == ()
+    for step in (13, 14):
+        with suppress(Fenced):
+            save(zombie, tmp_path, step, bytes(4995))
+    assert zombie.status().superseded == tuple(range(2, 13)), "as many as the disk asks for"
+    assert not [text for text in events.texts("warning") if "wait to be sent" in text]
+    assert [text for text in events.texts("warning") if "pending saves hold more than 10.0 kB" in text]
+    with pytest.raises(UploadFailed, match=r"steps 13, 14 are not in .*Reason: .*taken over by process 77 on other-host"):
+        zombie.close()
+
+
 def test_the_second_machine_is_told_and_newest_means_its_generation(
     store: FaultStore, make_run: Make, events: Events, tmp_path: Path
 ) -> None:
@@ -472,19 +496,24 @@ def test_a_backlog_is_no_reason_to_take_a_run_from_another_machine(store: FaultS
     assert [(one.generation, one.step) for one in catalog.attempts(store)] == [(3, 5), (1, 1)]
 
 
-def test_what_a_replaced_machine_left_is_kept_beside_what_was_trained_since(
-    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
-) -> None:
+def be_replaced(make_run: Make, tmp_path: Path, steps: Iterable[int]) -> None:
+    """A process that saved step 1, kept ``steps`` since another machine had trained to step 9 and ended, and died."""
     replaced = make_run()
     save(replaced, tmp_path, 1)
     replaced.drain()
     other = make_run(spool_dir=tmp_path / "other-machine")
     save(other, tmp_path, 9)
     other.close()
-    for step in (10, 11):  # more steps than the other machine has, and still not what training goes on from
+    for step in steps:
         with suppress(Fenced):
             save(replaced, tmp_path, step)
     die(replaced)
+
+
+def test_what_a_replaced_machine_left_is_kept_beside_what_was_trained_since(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    be_replaced(make_run, tmp_path, (10, 11))  # more steps than the other machine has, and still not what training goes on from
     later = make_run()
     later.drain()
     newest = later.latest()
@@ -492,11 +521,49 @@ def test_what_a_replaced_machine_left_is_kept_beside_what_was_trained_since(
     assert newest.step == 9
     assert [(one.generation, one.step) for one in catalog.attempts(store)] == [(2, 9), (1, 11), (1, 10), (1, 1)]
     assert pending(tmp_path / "spool") == []
-    told = [text for text in events.texts("warning") if "has gone on without it to step 9" in text]
+    told = [text for text in events.texts("warning") if "has gone on to step 9 without" in text]
     assert [text.split()[1] for text in told] == ["11"], "10 had its place when it was refused"
     save(later, tmp_path, 12)
     later.drain()
     assert catalog.attempts(store)[0].step == 12
+
+
+def test_what_another_line_had_left_is_not_newer_than_what_is_trained_here_now(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    replaced = make_run()
+    save(replaced, tmp_path, 1)
+    replaced.drain()
+    lease.take(store, "bbbbbbbb", ELSEWHERE, clock=lambda: 0.0)  # which goes on training
+    for step in (16, 17):
+        with suppress(Fenced):
+            save(replaced, tmp_path, step)
+    die(replaced)
+    again = make_run()
+    again.restore(tmp_path / "back")
+    assert save(again, tmp_path, 2).wait(60), "it takes the run over, from step 1 on"
+    again.drain()
+    assert [(one.generation, one.step) for one in catalog.attempts(store)] == [(3, 2), (1, 17), (1, 16), (1, 1)]
+
+
+def test_what_was_kept_for_the_bucket_is_neither_dropped_at_the_next_start_nor_pruned_as_steps_of_the_run(
+    store: FaultStore, make_run: Make, tmp_path: Path
+) -> None:
+    be_replaced(make_run, tmp_path, range(10, 20))
+    later = make_run(keep_last=1)
+    gate = Gate()
+    store.act("put", gate, "*/files/*")
+    upload = save(later, tmp_path, 30)  # ten are waiting already
+    assert gate.reached.wait(60)
+    gate.opened.set()
+    assert upload.wait(60)
+    later.drain()
+    assert later.status().superseded == ()
+    assert [(one.generation, one.step) for one in catalog.attempts(store)] == [(3, 30), (1, 19)], "the newest of each"
+    assert pending(tmp_path / "spool") == []
+    save(later, tmp_path, 31)
+    later.close()
+    assert [one.step for one in catalog.attempts(store)] == [31, 19]
+    stagekit.prune(store, keep_last=1)
+    assert [one.step for one in catalog.attempts(store)] == [31]
 
 
 def leave_two_saves(store: FaultStore, make_run: Make, tmp_path: Path) -> None:

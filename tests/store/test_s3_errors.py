@@ -370,3 +370,25 @@ def test_redaction_knows_secrets_by_their_shape() -> None:
     ):
         assert secret not in redact(text)
     assert redact("nothing to hide at /a/b") == "nothing to hide at /a/b"
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_server_that_redirects_is_told_with_where_it_redirects_to(keys: None, status: int) -> None:
+    asked = 0
+
+    def redirecting(_: object) -> Answer:
+        nonlocal asked
+        asked += 1
+        return Answer(status, b"moved", {"Location": "https://user:secret@storage.example:8443/bucket/a?X-Amz-Signature=1"})
+
+    with answering(redirecting) as url:
+        store = S3Store("s3://bucket", StoreConfig(endpoint_url=url, retry_s=0.0))
+        for call in (lambda: store.head("a"), lambda: store.get("a"), lambda: store.put("a", b"x"), lambda: list(store.list())):
+            asked = 0
+            with pytest.raises(StoreError) as caught:
+                call()
+            assert f"redirects to https://storage.example:8443 (HTTP {status}); if that is the store, give it as the endpoint" in str(
+                caught.value
+            )
+            assert asked <= 2, "and not eighty times"
+            assert "secret" not in str(caught.value)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,13 @@ def a_store(name: str, *, size: int = 0, shards: tuple[int, ...] = (21, 30, 9)) 
 
 
 def files(directory: Path) -> dict[str, int]:
-    """Every block in the cache, and its size."""
-    return {
-        str(path.relative_to(directory)): path.stat().st_size for path in directory.rglob("*") if path.is_file() and path.name != "ledger"
-    }
+    """Every block in the cache, and its size. What another process moves to its place meanwhile is not seen twice."""
+    found = {}
+    for path in directory.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file() and path.name != "ledger":
+                found[str(path.relative_to(directory))] = path.stat().st_size
+    return found
 
 
 def total(directory: Path) -> int:

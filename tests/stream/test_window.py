@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stagekit.shards.grid import BlockSamples, grid_samples
-from stagekit.stream.window import NOTHING, Window
+from stagekit.stream.window import NOTHING, Rows, Window
 
 from ..shards import handmade
 
@@ -55,8 +55,24 @@ def test_samples_come_in_the_order_asked_for(blocks: list[BlockSamples | None], 
         wanted.append(None if one is None else one[place % 5])
     assert got == wanted
     assert window.skipped == got.count(None) == 5 * blocks.count(None)
-    assert window.take(count) == []
+    assert not len(window.take(count))
 
 
 def test_nothing() -> None:
-    assert (NOTHING.left, NOTHING.take(3)) == (0, [])
+    assert NOTHING.left == 0
+    assert not len(NOTHING.take(3))
+
+
+@pytest.mark.parametrize("fields", [("txt",), ("cls", "txt")])
+def test_rows_are_a_sequence_of_samples_and_give_the_same_by_field(fields: tuple[str, ...]) -> None:
+    order = np.random.default_rng(0).permutation(10)
+    rows = Window([block(0, fields), block(5, fields)], order // 5, order % 5).take(8)
+    assert isinstance(rows, Rows)
+    samples = [{"__key__": f"{number:03d}", **{field: f"{field} {number}".encode() for field in fields}} for number in order[:8].tolist()]
+    assert list(rows) == samples
+    assert list(rows[2:5]) == samples[2:5]
+    assert (rows[0], rows[-1]) == (samples[0], samples[-1])
+    with pytest.raises(IndexError):
+        rows[8]
+    for part, wanted in ((rows, samples), (rows[3:6], samples[3:6])):
+        assert part.columns() == {name: [sample[name] for sample in wanted] for name in ("__key__", *fields)}

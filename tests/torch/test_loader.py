@@ -480,8 +480,17 @@ class TestTransform:
         def late(sample: Batch) -> Batch | None:
             return sample if sample["cls"] >= 6 else None
 
+        passed = loader(store, shuffle=False, transform=late)
+        assert real(next(iter(passed))) == [6, 7], "with one rank it is passed over"
+        for threads in (0, 3):
+            whole = loader(store, shuffle=False, transform=late, threads=threads)
+            assert [len(real(batch)) for batch in whole] == [2, *[4] * 13]
+            assert whole.receipt is not None
+            assert (whole.receipt.delivered, whole.receipt.dropped, whole.receipt.complete) == (54, 6, True)
         with pytest.raises(UsageError, match=r"every sample of a batch of 4 was dropped or skipped.*drop_last=False"):
-            list(loader(store, shuffle=False, transform=late))
+            list(loader(store, shuffle=False, transform=late, rank=0, world_size=2))
+        with pytest.raises(UsageError, match=r"every sample of .* was dropped or skipped, so that there was no batch in epoch 0"):
+            list(loader(store, transform=lambda _: None))
         first, second, *_ = loader(store, shuffle=False, transform=late, drop_last=False)
         assert first["__key__"] == [""] * 4
         assert first["cls"].tolist() == [6] * 4  # the epoch's first sample that can be used

@@ -552,6 +552,10 @@ def shards_of_a_dead_process(machine: Machine) -> None:
     machine.dead_child(PUBLISHING, str(machine.work.parent / "shards"))
 
 
+def shards_that_are_not_there_any_more(machine: Machine) -> None:
+    note_begun(Location.parse(str(machine.work.parent / "shards")), None)
+
+
 def shards_that_are_given_up(machine: Machine) -> None:
     shards_of_a_dead_process(machine)
     machine.arguments += ["--ignore", str(machine.work.parent / "shards")]
@@ -743,6 +747,7 @@ MATRIX = {
     "shards: left by a dead process": Row(
         shards_of_a_dead_process, 3, "publication", "shards were built and not published", "stagekit shard DATA "
     ),
+    "shards: gone": Row(shards_that_are_not_there_any_more, 4, "publication", "nothing of it is there any more", "--ignore /"),
     "shards: given up": Row(shards_that_are_given_up, 0),
     "shards: on their way": Row(shards_on_their_way, 3, "publication", "is publishing shards", "wait until process"),
     "steps that nobody saved": Row(steps_that_nobody_saved, 3, "steps", "has trained step 1,400 and step 200 is the newest", "let it save"),
@@ -771,7 +776,7 @@ def ask(machine: Machine, capsys: pytest.CaptureFixture[str], *more: str) -> tup
     return code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-STAGEKIT = f"{sys.executable} -c 'import sys; from stagekit.cli import main; sys.exit(main())'"
+STAGEKIT = f"{sys.executable} -m stagekit"
 
 
 def in_a_shell(arguments: list[str]) -> tuple[int, str]:

@@ -50,7 +50,7 @@ def test_yes_with_zero_flags(
     command = [sys.executable, "-W", "ignore", "-m", "tests.verdict.recipes", kind, f"{bucket}/runs/first", f"{bucket}/numbers"]
     trained = subprocess.run(command, cwd=work, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert trained.returncode == 0, trained.stderr
-    program = shlex.join([sys.executable, "-c", "import sys; from stagekit.cli import main; sys.exit(main())"])
+    program = shlex.join([sys.executable, "-m", "stagekit"])
     done = subprocess.run(["bash", "-c", f"{program} teardown && echo destroyed"], cwd=work, capture_output=True, text=True, check=False)
     *scope, answer, destroyed = done.stdout.splitlines()
     assert answer == "YES: nothing in this scope would be lost with this server", done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from stagekit.copies.pull import pull
 from stagekit.errors import Unreachable
 from stagekit.processes import Process
+from stagekit.progress import ignore
 from stagekit.runs.heartbeat import Heartbeat
 from stagekit.saves.adapter import base_in
 from stagekit.store import open_store
@@ -27,6 +29,7 @@ from stagekit.verdict.bucket import RunState, look_at_run
 from stagekit.verdict.caches import is_cache
 from stagekit.verdict.durable import Durable
 from stagekit.verdict.expiry import first_expiry
+from stagekit.verdict.files import Found, LocalFile, compare
 from stagekit.verdict.findings import Finding
 from stagekit.verdict.origins import HubAnswer, ask_hub, judge_base_model
 from stagekit.verdict.scope import find_scope
@@ -55,6 +58,22 @@ def test_what_a_rule_removes_first(rule: ExpiryRule, at_s: float | None) -> None
     objects = [ObjectInfo("checkpoints/a", 10, None, DAY), ObjectInfo("checkpoints/b", 100, None, 2 * DAY)]
     found = first_expiry(objects, "runs/first/", [rule])
     assert (found.at_s if found else None) == at_s
+
+
+# ---------------------------------------------------------------------------------------------------------------------------- files
+
+
+def test_files_that_go_away_during_the_look_are_one_row_and_no_matter_of_rights(tmp_path: Path) -> None:
+    out = tmp_path / "out" / "checkpoint-3"
+    out.mkdir(parents=True)
+    (out / "model.bin").write_bytes(b"weights")
+    kept = [
+        LocalFile(tmp_path / "out", f"checkpoint-3/{name}", size, 0.0) for name, size in (("model.bin", 7), ("gone.bin", 7), ("new", 9))
+    ]
+    looked = RunState("s3://bucket/run", seen=True, held={(7, hashlib.sha256(b"weights").hexdigest()): 1})
+    found = compare(Found(files=kept), [looked], Durable(), clock=lambda: 0.0, on_event=ignore)
+    assert [(one.weight, one.row, one.subject) for one in found] == [("CANNOT TELL", "file", str(out))]
+    assert "2 files went away during the look" in found[0].what
 
 
 # ---------------------------------------------------------------------------------------------------------------------------- steps

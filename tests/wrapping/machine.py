@@ -19,7 +19,7 @@ from .test_child import eventually
 
 ROOT = Path(__file__).parents[2]
 TOY = str(Path(__file__).with_name("toy.py"))
-STAGEKIT = [sys.executable, "-W", "ignore", "-c", "import sys; from stagekit.cli import main; sys.exit(main())"]
+STAGEKIT = [sys.executable, "-W", "ignore", "-m", "stagekit"]
 
 
 @dataclass

@@ -19,7 +19,7 @@ from stagekit.store.directory import DirectoryStore
 from stagekit.testing.proxy import FaultProxy, Status, Throttle
 
 from ..rigs.servers import S3Server
-from .machine import TOY, Machine
+from .machine import ROOT, TOY, Machine
 from .test_child import eventually, is_alive, parent_of
 
 
@@ -86,7 +86,7 @@ def test_a_trainer_that_is_killed_while_it_saves(machine: Machine) -> None:
     assert again.code == 0
     assert "checkpoint-3 was never finished" in again.err
     assert again.out.startswith(f"from 2 of {machine.url} in {machine.out}/checkpoint-2\n")
-    assert (machine.out / "checkpoint-3.incomplete").is_dir()
+    assert (machine.out / "aside-checkpoint-3.incomplete").is_dir()
     assert machine.steps() == [5, 4, 3, 2, 1]
 
 
@@ -107,7 +107,7 @@ def test_a_save_that_is_not_finished_is_no_success(machine: Machine) -> None:
 
 
 def test_a_file_whose_name_no_store_takes_is_told_and_keeps_no_other_from_the_bucket(machine: Machine) -> None:
-    script = "echo 1 > out/a.log; echo 2 > $'out/bad\\xff.txt'; echo 3 > out/z.log"
+    script = f"{sys.executable} {TOY} out 1; echo 1 > out/a.log; echo 2 > $'out/bad\\xff.txt'; echo 3 > out/z.log"
     done = machine.stagekit(*machine.line(["bash", "-c", script]))
     assert done.code == 1
     told = f"{machine.out}/bad\\xff.txt is in no bucket, as 'logs/"
@@ -121,6 +121,27 @@ def test_a_file_whose_name_no_store_takes_is_told_and_keeps_no_other_from_the_bu
     done = machine.stagekit("teardown", *machine.durable)
     assert done.code == 0, done.out
     assert machine.logs("out/good.txt") == ["2\n"]
+
+
+def test_a_script_that_saves_into_the_same_run_by_itself_is_refused_before_its_first_step(machine: Machine) -> None:
+    script = "import stagekit, sys\nfor epoch in stagekit.Run(sys.argv[1]).epochs(1, state={}): print('step')"
+    done = machine.stagekit(*machine.line([sys.executable, "-c", script, machine.url]))
+    assert done.code == 1
+    assert "the stagekit run around this training saves into that run already" in done.err
+    assert "step" not in done.out
+    done = machine.stagekit(*machine.line([sys.executable, "-c", script, f"{machine.url}-of-its-own"]))
+    assert done.code == 0, done.err
+
+
+def test_logs_alone_are_no_yes_since_the_command_may_have_saved_elsewhere(machine: Machine) -> None:
+    done = machine.stagekit(*machine.line(["bash", "-c", "mkdir model; echo 1 > out/train.log; echo weights > model/model.safetensors"]))
+    assert done.code == 0
+    assert f"no checkpoint was found below {machine.out}; is it where the command saves?" in done.err
+    judged = machine.stagekit("teardown", *machine.durable)
+    assert judged.code == 4, judged.out
+    assert "files were seen below it, and its run has no checkpoint: the training may have saved to another directory" in judged.out
+    assert machine.stagekit("teardown", *machine.durable, "--ignore", machine.url).code == 0
+    assert machine.stagekit("teardown", *machine.durable, "--run", machine.url, "--watch", "model").code == 3
 
 
 def test_weights_that_no_rule_takes_for_a_checkpoint_are_told_with_the_option_that_does(machine: Machine) -> None:
@@ -238,7 +259,7 @@ def test_logs_that_take_too_long_are_left_to_teardown_after_the_drain_and_after_
         assert done.code == 1
         assert f"logs are not all in {url}; the next start, or `stagekit teardown`, sends them" in done.err
         proxy.clear()
-        assert machine.stagekit("teardown").code == 0
+        assert machine.stagekit("teardown", "--ignore", url).code == 0
         (machine.directory / "ended").unlink()
         proxy.fault(Throttle(100, "request"), method="PUT", key="*/out/model.bin", times=None)
         process = machine.begin(*machine.line(command, "--grace", "2s"))
@@ -248,7 +269,7 @@ def test_logs_that_take_too_long_are_left_to_teardown_after_the_drain_and_after_
         assert code in (1, 143), err
         assert f"logs are not all in {url}" in err
         proxy.clear()
-        assert machine.stagekit("teardown").code == 0
+        assert machine.stagekit("teardown", "--ignore", url).code == 0
 
 
 def test_saves_that_there_was_no_time_to_look_at_are_told_and_teardown_says_no_until_they_are_sent(machine: Machine) -> None:
@@ -512,9 +533,122 @@ def test_what_the_run_has_gone_on_without_is_neither_continued_nor_lost(tmp_path
         in again.err
     )
     assert again.out.startswith(f"from 2 of {machine.url} in ")
-    assert (machine.out / "checkpoint-6.abandoned" / "optimizer.pt").exists()
+    assert (machine.out / "aside-checkpoint-6.abandoned" / "optimizer.pt").exists()
     assert machine.steps()[0] == 3
     assert 6 not in machine.steps()
+
+
+KILLED_WHILE_SENDING = """
+import os, sys
+from pathlib import Path
+from stagekit.errors import Unreachable
+from stagekit.runs import Run
+from stagekit.store.directory import DirectoryStore
+from stagekit.testing.faults import FaultStore
+from tests.wrapping import toy
+store = FaultStore(DirectoryStore(sys.argv[1]))
+store.fail("put", Unreachable("no answer"), times=None)
+toy.save(Path("out"), 2)
+run = Run(store, on_event=lambda event: None)
+run.go_on_with(run.latest())
+run.submit("out/checkpoint-2", step=2)
+toy.save(Path("out"), 3)  # in its grace, and nobody looked any more
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_was_saved_after_what_waited_when_all_was_killed_is_gone_on_from(machine: Machine) -> None:
+    assert machine.run("1").code == 0
+    environ = {**os.environ, "HOME": str(machine.directory), "STAGEKIT_HOME": str(machine.directory / "home"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", KILLED_WHILE_SENDING, machine.url]
+    assert subprocess.run(command, cwd=machine.directory, env=environ, check=False).returncode == -signal.SIGKILL
+    again = machine.run("4")
+    assert again.code == 0, again.err
+    assert "step 2" in again.err
+    assert "gone on elsewhere" not in again.err
+    assert again.out.startswith("from 3 of ")
+    assert machine.steps() == [4, 3, 2, 1]
+    assert not list(machine.out.glob("*.abandoned"))
+
+
+GOES_ON = """
+import pathlib, shutil, time
+from tests.wrapping import toy
+out = pathlib.Path("out")
+for step in range(1, 12):
+    toy.save(out, step)
+    shutil.rmtree(out / f"checkpoint-{step - 2}", ignore_errors=True)
+    while step == 1 and not pathlib.Path("go").exists():
+        time.sleep(0.02)
+    while len(list(pathlib.Path("home/spool/entries").glob("*/record.json"))) < step - 1:  # until this one is pinned, too
+        time.sleep(0.02)
+"""
+
+
+def test_a_machine_whose_run_was_taken_over_keeps_every_save_and_says_so_once(tmp_path: Path, machine: Machine) -> None:
+    process = machine.begin(*machine.line([sys.executable, "-c", GOES_ON]))
+    machine.until_step(1)
+    other = Machine(tmp_path / "other", machine.url)
+    assert other.run("2", options=("--resume", "never")).code == 0
+    (machine.directory / "go").touch()
+    code, _, err = finished(process)
+    assert code == 1
+    told = [line for line in err.splitlines() if "was taken over by" in line]
+    assert len(told) == 2, err
+    assert "not in the bucket yet" in told[0]
+    assert "10 steps from 2 to 11 are not in" in told[1]
+    assert "dropped" not in err
+    assert machine.stagekit("teardown", "--check", *machine.durable).code == 3
+    verdict = machine.stagekit("teardown", *machine.durable)
+    assert verdict.code == 0, verdict.out + verdict.err
+    assert machine.steps() == [2, 1, *range(11, 0, -1)], "all of them are in the bucket then, and the other machine's are the newest"
+
+
+def test_checkpoints_that_another_program_left_where_the_run_is_to_lie_are_not_passed_over(machine: Machine) -> None:
+    DirectoryStore(machine.url).put("checkpoint-900/step.txt", b"900")
+    refused = machine.run("1")
+    assert refused.code == 2
+    assert "no run lies there, but checkpoint-900, which the training would neither go on from nor show" in refused.err
+    assert f"stagekit cp {machine.url} {machine.out}" in refused.err
+    assert machine.run("1", options=("--resume", "never")).code == 0
+    assert machine.run("1").code == 0, "it is a run now"
+
+
+def test_a_torn_save_is_no_checkpoint_when_a_shell_hides_that_its_trainer_was_killed(machine: Machine) -> None:
+    script = """
+import os, pathlib, sys
+for step in range(1, 5):
+    folder = pathlib.Path("out") / f"checkpoint-{step}"
+    folder.mkdir()
+    for name in (f"a-{step}.dat", "b.dat", "state.dat"):
+        (folder / name).write_bytes(os.urandom(1000))
+        if step == 4:
+            os.kill(os.getpid(), 9)
+    while step == 1 and not pathlib.Path("go").exists():
+        pass
+"""
+    process = machine.begin(*machine.line(["bash", "-c", f"{sys.executable} -c '{script}' | cat"], "--quiet", "0.2"))
+    machine.until_step(1)
+    (machine.directory / "go").touch()
+    code, _, err = finished(process)
+    assert code == 1
+    assert "checkpoint-4 lacks b.dat, state.dat, which the save before it has; it is no checkpoint" in err
+    assert machine.steps() == [3, 2, 1]
+    assert machine.stagekit("teardown", *machine.durable).code == 3
+
+
+def test_a_training_of_another_home_on_this_machine_is_no_leftover_to_be_killed(tmp_path: Path, machine: Machine) -> None:
+    process = machine.running("1", "--hang")
+    machine.until_step(1)
+    other = Machine(tmp_path / "other", machine.url)
+    (other.directory / "weights.bin").write_bytes(b"w")
+    judged = other.stagekit("teardown", "--run", machine.url, "--watch", str(other.directory), *machine.durable)
+    assert judged.code == 3
+    assert f"process {process.pid} (" in judged.out
+    assert "trains here, with another home or for another user" in judged.out
+    assert "lives on without that" not in judged.out
+    process.terminate()
+    assert finished(process)[0] == 143
 
 
 def test_must_and_never(tmp_path: Path, machine: Machine) -> None:
@@ -654,7 +788,7 @@ def test_a_directory_that_a_failing_command_was_in_the_middle_of_is_no_checkpoin
     assert machine.steps() == [2, 1], "what a later save followed is whole"
     assert machine.stagekit("teardown", *machine.durable).code == 3
     assert machine.stagekit(*machine.line(["bash", "-c", "echo in $STAGEKIT_RESUME_DIR"])).out.endswith("/checkpoint-2\n")
-    (machine.out / "checkpoint-3.incomplete").rename(machine.out / "checkpoint-3")
+    (machine.out / "aside-checkpoint-3.incomplete").rename(machine.out / "checkpoint-3")
     assert machine.stagekit(*machine.line(["true"])).code == 0
     assert machine.steps() == [3, 2, 1], "somebody has vouched for it"
 
@@ -692,6 +826,10 @@ def test_each_of_several_watched_directories_gets_its_own_back(tmp_path: Path, m
     kept = third.stagekit(*line(third, "cat a/checkpoint-5", "a", "b"))
     assert kept.out == "somebody's", kept.err
     assert f"{third.directory}/a/checkpoint-5 is in the way of step 5 of {machine.url}, so that is not fetched" in kept.err
+    fourth = Machine(tmp_path / "fourth", machine.url)
+    refused = fourth.stagekit(*line(fourth, "echo began", "a", "c"))
+    assert (refused.code, refused.out) == (1, ""), refused.err
+    assert "was saved in a directory called b, and of those that are watched none is (a, c)" in refused.err
 
 
 def test_each_directory_keeps_its_own_last_one_and_a_number_that_is_no_step_is_a_checkpoint_too(machine: Machine) -> None:
