@@ -104,6 +104,15 @@ class StoreConfig:
         endpoint = config.endpoint(environ)
         return given if endpoint == config.endpoint_url else replace(config, endpoint_url=endpoint)
 
+    def hurried(self, retry_s: float, answer_s: float) -> StoreConfig:
+        """These settings with shorter waits, for a first look: at most ``retry_s`` for a call, and ``answer_s`` for an answer."""
+        return replace(
+            self,
+            retry_s=min(self.retry_s, retry_s),
+            connect_timeout_s=min(self.connect_timeout_s, answer_s),
+            read_timeout_s=min(self.read_timeout_s, answer_s),
+        )
+
     @classmethod
     def from_record(cls, values: Mapping[str, Any] | None) -> StoreConfig | None:
         """What ``asdict`` made of settings, or of none, in a record on disk. What a newer Stagekit has besides is left out."""

@@ -227,4 +227,6 @@ class MissingExtra(StagekitError, ImportError):
     @classmethod
     def of(cls, extra: str, package: str, purpose: str) -> MissingExtra:
         """The error for ``package``, which ``purpose`` needs and the extra ``extra`` brings."""
-        return cls(f"{purpose} needs the package {package!r}, which is not installed. Install it with: {install_line(extra, package)}")
+        apart = ", best in an environment of its own: it needs older releases of numpy and transformers" if extra == "mosaicml" else ""
+        line = install_line(extra, package)
+        return cls(f"{purpose} needs the package {package!r}, which is not installed. Install it with: {line}{apart}")

@@ -37,7 +37,9 @@ def command(url: str | None, keep: bool, directory: Path, store: StoreConfig, pr
         result = show(url, directory, keep=keep, store=None if url is None else store, tell=printer.data, on_event=printer.on_event)
     except (KeyboardInterrupt, Terminated) as error:
         ended, code = ("ended by SIGTERM", Exit.TERMINATED) if isinstance(error, Terminated) else ("interrupted", Exit.INTERRUPTED)
-        left = f"{directory} is gone" if url is None else f"what was written below {url} stays; remove it before the next demo there"
+        left = (
+            f"{directory} is gone" if url is None else f"what may have been written below {url} stays; remove it before the next demo there"
+        )
         printer.on_event(Message(f"{ended}; every process of the demo has ended, and {left}", "error"))
         return code
     summary = [

@@ -39,6 +39,7 @@ TRAINER = Path(__file__).with_name("train.py")
 Tell = Callable[[str, Mapping[str, Any]], None]
 """Takes one line (or a few) for people, and the same as plain values with an ``event``."""
 
+_REACH_S, _ANSWER_S = 20.0, 10.0  # a store that does not answer is found out before anything is made
 _EPOCH = re.compile(r"epoch +(\d+) +loss ([\d.]+) +accuracy ([\d.]+) +(\d+) samples/s")
 
 
@@ -86,7 +87,7 @@ def show(
             stack.enter_context(_environment(_keys_of(server)))
         else:
             url = where.rstrip("/")
-            _refuse_occupied(url, store)
+            _refuse_occupied(url, store, on_event)
             stack.enter_context(_Workplace(directory, keep=keep))
         result = _Story(url, directory, store, tell, on_event).play()
         if keep:
@@ -345,8 +346,9 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _refuse_occupied(url: str, store: StoreConfig | None) -> None:
-    first = next(iter(open_store(url, store).list()), None)
+def _refuse_occupied(url: str, store: StoreConfig | None, on_event: Subscriber) -> None:
+    hurried = (store or StoreConfig()).hurried(_REACH_S, _ANSWER_S)
+    first = next(iter(open_store(url, hurried, on_event=on_event).list()), None)
     if first is not None:
         raise UsageError(f"{url} is not empty (it holds {first.key}); the demo wants a prefix of its own, such as {url}/stagekit-demo")
 

@@ -29,6 +29,7 @@ from .vram import Vram, vram
 
 Verdict = Literal["fits", "does not fit", "cannot tell"]
 
+_TELLS_A_RATE = 64 * 2**20
 _LEAST_MEMORY = 10**9
 _SEVERAL = re.compile(r"(\d+)\s*[x×*]\s*(.+)", re.IGNORECASE)
 _EIGHTY = 80_000_000_000
@@ -254,7 +255,10 @@ def _rate(rate: str | float | None, run: str | None, store: StoreConfig | None, 
     if arrival is None or not arrival.lag_s or not arrival.bytes:
         on_event(Message(f"{found.url} does not tell how fast its newest checkpoint was sent: give --rate", "warning"))
         return None
-    return Rate(arrival.bytes / arrival.lag_s, f"measured with the newest checkpoint of {found.url}")
+    said = f"measured with the newest checkpoint of {found.url}"
+    if arrival.bytes < _TELLS_A_RATE:
+        said += f", which has {format_size(arrival.bytes)}: larger ones are faster, so give --rate if you know it"
+    return Rate(arrival.bytes / arrival.lag_s, said)
 
 
 def _sum(name: str, whole: Span, items: tuple[Item, ...]) -> list[str]:

@@ -18,13 +18,6 @@ from ..transfer.put import file_sha256
 from .ranks import Ranks
 
 
-def finish_backlog(run: Run) -> None:
-    """Send what a killed process left pinned on this disk: it may be the newest checkpoint there is."""
-    _, uploader = run._begin()
-    if uploader.status().pending:
-        uploader.drain(run._drain_s)
-
-
 def share_session(run: Run, ranks: Ranks) -> None:
     """Rank 0 takes the run over; all ranks learn under which name, so that what each saves goes into the same checkpoints."""
     if ranks.several and (run._uploader is None or not run._uploader.joined):
@@ -62,7 +55,7 @@ def restored(
     Every rank runs the block. An exception in it on one rank is raised on all. ``local_rank`` 0 fetches for its node.
     """
     if ranks.rank == 0:
-        finish_backlog(run)
+        run._finish_backlog()
     share_session(run, ranks)
     spool, _ = run._begin()
     reserved = run._reserve()
@@ -103,7 +96,7 @@ def bring(run: Run, ranks: Ranks, local_rank: int, folder: Path, step: Selector 
     """
 
     def choose() -> str | None:
-        finish_backlog(run)
+        run._finish_backlog()
         newest = run.latest() if step is None else None
         if newest is not None and is_same(newest, folder / str(newest.name)):
             run.go_on_with(newest)

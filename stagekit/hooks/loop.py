@@ -173,11 +173,6 @@ class Run(runs.Run):
             termination.close()
         self.drain(self._drain_s)
 
-    def _finish_backlog(self) -> None:
-        _, uploader = self._begin()
-        if uploader.status().pending:
-            uploader.drain(self._drain_s)
-
     def _share_session(self, ranks: _Ranks) -> None:
         """Rank 0 takes the run over; all of them learn under which name, or why not."""
         self._check_group(ranks)

@@ -28,7 +28,7 @@ from ..saves.whole import files
 from ..store import Where
 from ..transfer.put import file_sha256
 from .base_model import base_model_of
-from .exchange import finish_backlog, is_same
+from .exchange import is_same
 from .ranks import Ranks
 from .trainer_files import expected_by
 
@@ -113,7 +113,7 @@ class StagekitCallback(TrainerCallback):
             raise UsageError("resume_dir(): make the Trainer with this callback first, or say where: resume_dir(output_dir)")
 
         def restore_here() -> tuple[str, str] | None:
-            finish_backlog(self.run)
+            self.run._finish_backlog()
             found = self._restore(folder, step)
             return None if found is None else (str(found[0]), str(found[1].name))
 

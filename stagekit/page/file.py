@@ -17,6 +17,8 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     """``path``, where a page may be written. Raises ``UsageError`` when something else lies there, or its folder is missing."""
     if not os.fspath(path).strip():
         raise UsageError("html: the file's name is empty; name one, such as page.html")
+    if os.fspath(path) == "-" or "://" in os.fspath(path):
+        raise UsageError(f"html: {os.fspath(path)} is no file of this machine; name one, such as page.html, and copy it from there")
     target = Path(path).expanduser()
     if target.is_dir():
         raise UsageError(f"html: {target} is a directory; name a file in it, such as {target / 'page.html'}")

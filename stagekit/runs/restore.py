@@ -72,10 +72,13 @@ def first_taken(
 ) -> Checkpoint | None:
     """The checkpoint that ``restore`` would put back, given to ``take``, which raises ``DamagedCheckpoint`` to have the next one."""
 
+    asked_for = isinstance(selector, int | CheckpointName)  # no other one takes its place
+    then = "" if asked_for else ", the next older one is taken"
+
     def reject(error: Exception) -> None:
         if strict:
             raise error
-        on_event(Message(f"{error}; this checkpoint is rejected, the next older one is taken", "warning"))
+        on_event(Message(f"{error}; this checkpoint is rejected{then}", "warning"))
 
     checkpoint, rejected = catalog.first_whole(store, lambda: catalog.candidates(store, selector, best=best), take, reject)
     if checkpoint is not None:
@@ -85,7 +88,7 @@ def first_taken(
         raise NoValidCheckpoint(
             f"{store.location} has checkpoints and none of those asked for ({selector}) is whole; the last one looked at: {rejected}"
         ) from rejected
-    if isinstance(selector, int | CheckpointName):
+    if asked_for:
         raise CheckpointError(f"{store.location}: step {selector} was begun and never committed; take another one")
     return None
 

@@ -28,7 +28,7 @@ from .home import remember
 from .layout import RUN_JSON, Checkpoint, Metrics, Selector, check_step
 from .restore import refuse_target, restore
 from .retention import Policy
-from .spool import Entry, Spool, default_dir
+from .spool import Entry, Spool, default_dir, is_alive, pending
 from .sync import RunStatus, SyncSettings, Upload, Uploader, about
 
 _LOG = logging.getLogger("stagekit")
@@ -367,12 +367,16 @@ class Run:
         Every hash is checked; a damaged checkpoint is passed over with a warning that names file and hashes, or raises with ``strict``.
         Returns ``None`` for a new run. Raises when it cannot be told what the run has, or nothing of it is whole: training from scratch
         would be the wrong answer. ``allow_fresh`` accepts that answer, with a warning. A data set at the run's URL is a ``UsageError``.
+
+        What a killed process left on this disk may be the newest checkpoint there is: unless a step is asked for, that is sent first.
         """
         target = Path(directory).expanduser().absolute()
         refuse_target(target)
         selector: Selector = "latest" if step is None else step
         if isinstance(selector, int):
             check_step(selector)
+        if selector == "latest" and self._has_backlog():
+            self._finish_backlog()
         try:
             found = restore(self._store, target, selector, strict=strict, best=self._policy.best, on_event=self._on_event)
         except StagekitError as error:
@@ -570,6 +574,19 @@ class Run:
                 f"rank {self.rank} of {self.world_size} saves to {self.url}; only rank 0 commits. Save on rank 0, or join() its session()"
             )
         return self._spool, self._uploader
+
+    def _has_backlog(self) -> bool:
+        """Whether a dead process left saves of this run on this disk, and this one has not begun to send them."""
+        if self.rank != 0 or self._uploader is not None or self._closed:
+            return False
+        left = pending(self._spool_dir or default_dir())
+        return any(entry.run == self.url and entry.dropped is None and not is_alive(entry) for entry in left)
+
+    def _finish_backlog(self) -> None:
+        """Send what a killed process left pinned on this disk: it may be the newest checkpoint there is."""
+        _, uploader = self._begin()
+        if uploader.status().pending:
+            uploader.drain(self._drain_s)
 
     def _adopt(self, spool: Spool, uploader: Uploader) -> None:
         if self.rank != 0:

@@ -572,8 +572,8 @@ class Uploader:
                 job.blocked = True
                 if not job.adopted:
                     self._sticky.append(_raised(error, entry.step, self._url))
-                again = "" if self._fenced is not None else ". It is tried again with the next save; the local copy is kept"
-                news = Message(text + again, "error")
+                again = "It is tried again with the next save; the" if not job.adopted else "The"
+                news = Message(text if self._fenced is not None else f"{text}. {again} local copy is kept", "error")
             self._changed.notify_all()
         if not isinstance(error, SourceError):
             entry.error = _words(error)

@@ -8,6 +8,7 @@ there.
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,6 +189,13 @@ def _sign_by_md5(request: Any, **_: Any) -> None:
 def _existing(ca_bundle: str | None) -> str | None:
     if ca_bundle is not None and not Path(ca_bundle).is_file():
         raise UsageError(f"ca_bundle: there is no file {ca_bundle}")
+    if ca_bundle is not None:
+        try:
+            ssl.create_default_context(cafile=ca_bundle)
+        except (ssl.SSLError, OSError) as error:
+            raise UsageError(
+                f"ca_bundle: {ca_bundle} holds no certificate in PEM form ({error.strerror or error}); give one that does"
+            ) from error
     return ca_bundle
 
 

@@ -294,7 +294,10 @@ def _translate_answer(error: ClientError, what: str, name: str, at: Address) -> 
     if code in _FULL or status == 507:
         return OutOfSpace(f"{what}: the quota at {at} is used up; delete something there, or buy more")
     if code in _THROTTLED or status in (429, 503):  # a HEAD has no code, and 503 nearly always means this
-        return Throttled(f"{what}: {at} asks to slow down", retry_after_s=retry_after_s)
+        return Throttled(
+            f"{what}: {at} asks to slow down; try again later, with fewer processes at once, or with max_requests_per_s=",
+            retry_after_s=retry_after_s,
+        )
     if code in _CUT:
         return Unreachable(f"{what}: {at} received only a part of the request", retry_after_s=retry_after_s)
     if 300 <= status < 400 and (there := urlsplit(headers.get("location") or "")).hostname and "x-amz-bucket-region" not in headers:

@@ -21,7 +21,7 @@ from ..config import git_ceilings
 from ..mounts import judge as judge_mount
 from ..parallel import each
 from ..units import format_count
-from .findings import Finding
+from .findings import Finding, quoted
 
 PATIENCE_S = 6.0  # for all questions about one checkout and those that belong to it
 _AT_ONCE = 8
@@ -38,7 +38,8 @@ class Checkout:
 
     ``modified`` are paths below ``top``, ``hidden`` changed ones that git was told to pass over; ``tagged`` are the times of commits that
     were made here and that only a tag holds; ``silent`` are remotes in directories of this machine that did not answer, with what git
-    said. ``unpushed`` and ``stashed`` are the times of commits that no remote has. ``inner`` are its
+    said. ``unpushed`` and ``stashed`` are the times of commits that no remote has, ``beside`` of those that only remotes in directories of
+    this machine have, and ``local`` those remotes by name and directory. ``inner`` are its
     submodules that are checked out, with theirs, and the other work trees of the repository. Those are ``linked``: branches, stashes and
     remotes are told once, for the one that was asked about.
     """
@@ -57,6 +58,8 @@ class Checkout:
     hidden: tuple[str, ...] = ()
     tagged: tuple[float, ...] = ()
     silent: tuple[tuple[str, str], ...] = ()
+    beside: tuple[float, ...] = ()
+    local: tuple[tuple[str, Path], ...] = ()
 
     @property
     def all_inner(self) -> Iterator[Checkout | Unclear]:
@@ -102,8 +105,12 @@ def _look(top: Path, program: str, patience_s: float, deadline: float, *, linked
         modified, untracked, has_commits, on_branch = _parse_status(status)
         hidden = _hidden(asked, staged)
         remotes = _remotes(asked("config", "--get-regexp", r"^remote\..*\.url$", fine=(0, 1)))
-        published, silent = _published(asked, remotes)
-        unpushed = _unpushed(asked, published, linked=linked) if has_commits else ()
+        away = [f"--remotes={name}" for name, url in remotes if not _is_local(url)]
+        local = tuple((name, _directory(top, url)) for name, url in remotes if _is_local(url))
+        beside, silent = _held_by(asked, local)
+        published = [*away, *beside] if local else ["--remotes"]  # also of remotes that are gone from the settings
+        missing = _missing(asked, published, linked=linked) if has_commits else {}
+        nowhere_else = _missing(asked, away, linked=linked) if has_commits and local else {}
         tagged = _tagged(asked, published) if has_commits and not linked else ()
         stashed = _times(asked("stash", "list", "--format=%ct")) if has_commits and not linked else ()
         trees = _other_trees(asked) if not linked else []
@@ -123,7 +130,7 @@ def _look(top: Path, program: str, patience_s: float, deadline: float, *, linked
         frozenset(f"{top}/{path}" for path in tracked),
         modified,
         tuple(top / path for path in untracked),
-        unpushed,
+        tuple(missing.values()),
         stashed,
         remotes,
         has_commits,
@@ -133,11 +140,16 @@ def _look(top: Path, program: str, patience_s: float, deadline: float, *, linked
         hidden,
         tagged,
         silent,
+        tuple(time_s for commit, time_s in nowhere_else.items() if commit not in missing),
+        local,
     )
 
 
-def judge(checkout: Checkout | Unclear, ignores: Callable[[str], bool], now_s: float) -> list[Finding]:
-    """The findings about one checkout, but for its untracked files, which are compared with the buckets first."""
+def judge(
+    checkout: Checkout | Unclear, ignores: Callable[[str], bool], now_s: float, outlives: Callable[[Path], bool] = lambda _: False
+) -> list[Finding]:
+    """The findings about one checkout, but for its untracked files, which are compared with the buckets first. ``outlives`` tells which
+    directories do not go with this machine."""
     top, at = str(checkout.top), f"git -C {shlex.quote(str(checkout.top))}"
     if isinstance(checkout, Unclear):
         return [Finding("CANNOT TELL", "git", checkout.why, top, fix=checkout.fix)]
@@ -172,14 +184,25 @@ def judge(checkout: Checkout | Unclear, ignores: Callable[[str], bool], now_s: f
         what = f"its remote {name} is a directory of this machine and does not answer, so what was pushed there cannot be told: {said}"
         fix = f"see what it says: {at} ls-remote {shlex.quote(name)}; or push to another one: {at} remote set-url {shlex.quote(name)} URL"
         findings.append(Finding("CANNOT TELL", "git", what, top, fix=fix))
-    local = next(((name, url) for name, url in checkout.remotes if _is_local(url)), None)
-    if local is not None and not checkout.linked:
-        findings.append(Finding("note", "git", f"its remote {local[0]} is a directory of this machine, {local[1]}", top))
+    if checkout.beside:
+        findings.append(_judge_beside(checkout, at, now_s, outlives))
     if checkout.stashed:
         what = f"{_count(checkout.stashed, 'stash', 'stashes')}, which no push takes along"
         fix = f"{at} stash branch rescued && {at} commit -am rescued && {at} push --all; or {at} stash drop"
         findings.append(Finding("NO", "git", what, top, age_s=now_s - max(checkout.stashed), fix=fix))
     return findings
+
+
+def _judge_beside(checkout: Checkout, at: str, now_s: float, outlives: Callable[[Path], bool]) -> Finding:
+    """Of commits that only remotes in directories of this machine have."""
+    going = [(name, path) for name, path in checkout.local if not outlives(path)]
+    name, path = (going or checkout.local)[0]
+    what = f"{_count(checkout.beside, 'commit')} on no remote but {name}, a directory of this machine, {path}"
+    if not going:
+        return Finding("note", "git", f"{what}; it outlives this server", str(checkout.top))
+    durable = f"stagekit teardown --durable {quoted(str(path))}"
+    fix = f"push to another machine: {at} push --all URL; or, if its volume outlives this server: {durable}"
+    return Finding("CANNOT TELL", "git", what, str(checkout.top), age_s=now_s - max(checkout.beside), fix=fix)
 
 
 def _committing(checkout: Checkout, at: str) -> str:
@@ -193,6 +216,11 @@ def _pushing(checkout: Checkout, at: str) -> str:
 
 def _is_local(url: str) -> bool:
     return url.startswith(("/", "file://", ".", "~"))
+
+
+def _directory(top: Path, url: str) -> Path:
+    """Where a remote lies that is local."""
+    return Path(os.path.abspath(top / Path(url.removeprefix("file://")).expanduser()))
 
 
 class _Refused(Exception):
@@ -248,17 +276,12 @@ def _hidden(asked: _Git, staged: str) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def _published(asked: _Git, remotes: Sequence[tuple[str, str]]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
-    """What ``git log`` is told of what remotes have: what was last seen of those elsewhere, and what those on this machine answer now. Also
-    the latter that do not answer, with what git said: they may have been removed, or made anew."""
-    if not any(_is_local(url) for _, url in remotes):
-        return ["--remotes"], ()
+def _held_by(asked: _Git, local: Sequence[tuple[str, Path]]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+    """What ``git log`` is told of what remotes on this machine have: what they answer now, for they may have been removed, or made anew.
+    Also those that do not answer, with what git said."""
     told = ["--ignore-missing"]
     silent: list[tuple[str, str]] = []
-    for name, url in remotes:
-        if not _is_local(url):
-            told.append(f"--remotes={name}")
-            continue
+    for name, _ in local:
         try:
             told += [line.partition("\t")[0] for line in asked("ls-remote", "--heads", "--tags", name).splitlines()][:_TIPS]
         except _Refused as error:
@@ -277,14 +300,15 @@ def _tagged(asked: _Git, published: Sequence[str]) -> tuple[float, ...]:
     return tuple(float(time_s) for commit, time_s in found if commit in made)
 
 
-def _unpushed(asked: _Git, published: Sequence[str], *, linked: bool) -> tuple[float, ...]:
-    """The times of commits that no remote has. What a shallow clone begins with came from one, also when none of its branches shows it."""
+def _missing(asked: _Git, published: Sequence[str], *, linked: bool) -> dict[str, float]:
+    """The commits that are not ``published``, with their times. What a shallow clone begins with came from a remote, also when none of its
+    branches shows it."""
     query = ("log", "HEAD", "--not", *published, "--branches") if linked else ("log", "--branches", "HEAD", "--not", *published)
-    found = _times(asked(*query, "--format=%ct"))
+    found = _commits(asked(*query, "--format=%H %ct"))
     if found:
         shallow = asked.top / asked("rev-parse", "--git-path", "shallow").rstrip("\n")
         if shallow.is_file():
-            found = _times(asked(*query, *shallow.read_text().split(), "--format=%ct"))
+            found = _commits(asked(*query, *shallow.read_text().split(), "--format=%H %ct"))
     return found
 
 
@@ -326,6 +350,10 @@ def _parse_status(text: str) -> tuple[tuple[str, ...], tuple[str, ...], bool, bo
         elif entry == "# branch.head (detached)":
             on_branch = False
     return tuple(modified), tuple(untracked), has_commits, on_branch
+
+
+def _commits(text: str) -> dict[str, float]:
+    return {commit: float(time_s) for commit, _, time_s in (line.partition(" ") for line in text.splitlines())}
 
 
 def _times(text: str) -> tuple[float, ...]:

@@ -234,7 +234,9 @@ def _local(judged: Judged, found: Found, states: dict[str, RunState], clock: Cal
     findings = [durable.excuse(finding, finding.subject) for finding in found.findings]
     findings.extend(files.compare(found, states.values(), durable, clock=clock, on_event=on_event))
     for checkout in found.checkouts.values():
-        findings.extend(durable.excuse(finding, checkout.top) for finding in git.judge(checkout, judged.ignores, clock()))
+        findings.extend(
+            durable.excuse(finding, checkout.top) for finding in git.judge(checkout, judged.ignores, clock(), partial(_outlives, durable))
+        )
     findings.extend(durable.excuse(finding, finding.subject) for finding in trackers.judge(found.wandb, judged.ignores, clock()))
     return findings
 
@@ -269,6 +271,11 @@ def _never_saved(target: Target, states: dict[str, RunState], judged: Judged) ->
         f"or, if there was nothing to save: stagekit teardown --ignore {target.url}"
     )
     return [Finding("CANNOT TELL", "watched", what, str(there[0]), fix=fix)]
+
+
+def _outlives(durable: Durable, directory: Path) -> bool:
+    """Whether ``directory`` lies on something that may stay when this machine goes: a volume that was named so, or no disk of its own."""
+    return durable.holds(directory) or judge_mount(directory).kind != "fine"
 
 
 def _on_this_machine(target: Target, durable: Durable) -> list[Finding]:

@@ -47,6 +47,11 @@ class Again:
         ]
 
     @property
+    def has_secrets(self) -> bool:
+        """Whether something was taken out of the recorded command, so that it cannot be started as it is."""
+        return any(REDACTED in word for word in (*self.attempt.options, *self.attempt.command))
+
+    @property
     def differences(self) -> list[str]:
         """One sentence for each kind of thing that differs here."""
         found = []
@@ -61,6 +66,8 @@ class Again:
                 found.append(f"it had changes that were not committed{cut}: stagekit resume {self.url} --diff prints them for git apply")
             if then.untracked:
                 found.append(f"not in git and not recorded: {counted(len(then.untracked), 'file')}, such as {then.untracked[0]}")
+        if self.has_secrets:
+            found.append(f"secrets were taken out of the recorded command: put them where it says {REDACTED}")
         if self.missing:
             found.append(f"missing packages: {_first(self.missing)}")
         if self.different:
@@ -106,8 +113,7 @@ class Again:
 
     def to_start(self) -> list[str]:
         """The recorded command. Raises ``UsageError`` when secrets were taken out of it."""
-        words = [*self.attempt.options, *self.attempt.command]
-        if any(REDACTED in word for word in words):
+        if self.has_secrets:
             raise UsageError(
                 f"resuming {self.url}: secrets were taken out of the recorded command, so it cannot be started as it is; fill them in: "
                 f"{self.attempt.line}"

@@ -366,14 +366,8 @@ class _Wrapper:
     def _reach(self) -> None:
         """Nothing when the store answers. It is not waited for as during a training: a wrong address would cost minutes of a GPU."""
         if self.training._where is not None:
-            config = self.store or StoreConfig()
-            hasty = replace(
-                config,
-                retry_s=min(config.retry_s, _REACH_S),
-                connect_timeout_s=min(config.connect_timeout_s, _ANSWER_S),
-                read_timeout_s=min(config.read_timeout_s, _ANSWER_S),
-            )
-            exists(open_store(self.training._where, hasty, on_event=self.on_event), RUN_JSON)
+            hurried = (self.store or StoreConfig()).hurried(_REACH_S, _ANSWER_S)
+            exists(open_store(self.training._where, hurried, on_event=self.on_event), RUN_JSON)
 
     def _refuse_parent(self) -> None:
         """Nothing for a place below which no other run and no data set lies. Raises ``UsageError``: a listing would show only this run."""

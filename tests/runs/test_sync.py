@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import stagekit
-from stagekit.errors import Denied, Fenced, SourceError, StoreError, Unreachable, UploadFailed, UsageError
+from stagekit.errors import CheckpointError, Denied, Fenced, SourceError, StoreError, Unreachable, UploadFailed, UsageError
 from stagekit.processes import Process
 from stagekit.progress import Message, Progress
 from stagekit.runs import Run, catalog, lease, sync
@@ -198,6 +198,25 @@ def test_what_is_refused_is_not_hammered_raised_at_the_next_save_and_tried_with_
     after.drain()
     assert steps(store) == [3, 2, 1]
     assert any("ended before steps 2, 3 were in" in text for text in events.texts("warning"))
+
+
+def test_restoring_the_newest_sends_first_what_the_last_process_here_left(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    store.fail("put", Denied("uploading: the key may not write here"), "*/files/*", times=None)
+    run = make_run()
+    save(run, tmp_path, 1)
+    stuck(run)
+    with pytest.raises(UploadFailed):
+        run.close()
+    store.clear()
+    with pytest.raises(CheckpointError):
+        make_run().restore(tmp_path / "elsewhere", 7)
+    assert steps(store) == [], "only the newest may be among them"
+    found = make_run().restore(tmp_path / "restored")
+    assert found is not None
+    assert found.step == 1
+    assert any("ended before step 1 was in" in text for text in events.texts("warning"))
 
 
 @pytest.mark.usefixtures("no_reflinks")

@@ -75,24 +75,33 @@ def test_a_branch_that_was_never_pushed_counts_also_when_another_one_is_checked_
     assert finding.fix == f"git -C {work} push --all origin"
 
 
-def test_a_remote_on_this_machine_is_told(work: Path, tmp_path: Path) -> None:
-    git(work, "remote", "set-url", "origin", str(tmp_path / "remote"))
-    (finding,) = judge(seen(work), lambda path: False, time.time())
-    assert (finding.weight, finding.what) == ("note", f"its remote origin is a directory of this machine, {tmp_path / 'remote'}")
-
-
-def test_a_remote_on_this_machine_is_asked_for_what_it_has(work: Path, tmp_path: Path) -> None:
+def test_what_only_a_remote_on_this_machine_has_may_go_with_it(work: Path, tmp_path: Path) -> None:
     remote = tmp_path / "remote"
-    git(work, "remote", "set-url", "origin", str(remote))
+    git(work, "remote", "add", "backup", str(remote))
+    assert judge(seen(work), lambda path: False, time.time()) == [], "the other remote has it as well"
+    git(work, "commit", "-q", "--allow-empty", "-m", "two")
+    git(work, "push", "-q", "backup", "main")
+    (finding,) = judge(seen(work), lambda path: False, time.time())
+    assert (finding.weight, finding.what) == ("CANNOT TELL", f"1 commit on no remote but backup, a directory of this machine, {remote}")
+    assert finding.fix.endswith(f"stagekit teardown --durable {remote}")
+    (finding,) = judge(seen(work), lambda path: False, time.time(), lambda directory: directory == remote)
+    assert (finding.weight, finding.fix) == ("note", "")
+
+
+@pytest.mark.parametrize("written", ["file://{}", "{}", "../remote"])
+def test_a_remote_on_this_machine_is_asked_for_what_it_has(work: Path, tmp_path: Path, written: str) -> None:
+    remote = tmp_path / "remote"
+    git(work, "remote", "set-url", "origin", written.format(remote))
     remote.rename(tmp_path / "moved")
-    silent, _ = judge(seen(work), lambda path: False, time.time())
-    assert silent.weight == "CANNOT TELL"
+    silent, beside = judge(seen(work), lambda path: False, time.time())
+    assert (silent.weight, beside.weight) == ("CANNOT TELL", "CANNOT TELL")
     assert silent.what.startswith("its remote origin is a directory of this machine and does not answer")
     remote.mkdir()
     git(remote, "init", "-q", "--bare")
-    assert next(one.what for one in judge(seen(work), lambda path: False, 0.0)) == "1 commit on no remote"
+    assert [one.what for one in judge(seen(work), lambda path: False, 0.0)] == ["1 commit on no remote"]
     git(work, "push", "-q", "origin", "main")
-    assert [one.weight for one in judge(seen(work), lambda path: False, 0.0)] == ["note"]
+    (beside,) = judge(seen(work), lambda path: False, 0.0)
+    assert beside.what == f"1 commit on no remote but origin, a directory of this machine, {remote}"
 
 
 @pytest.mark.parametrize("flag", ["skip-worktree", "assume-unchanged"])
@@ -124,7 +133,7 @@ def test_a_changed_file_can_be_pushed_without_an_upstream_and_from_no_branch(wor
     assert fix.startswith(f"git -C {work} switch -c rescued && ")
     who = "git -c user.name=a -c user.email=a@example.org"
     subprocess.run(fix.replace("git ", f"{who} "), shell=True, check=True, capture_output=True)
-    assert [what for _, what, _ in told(work)] == [f"its remote origin is a directory of this machine, {tmp_path / 'remote'}"]
+    assert [what for _, what, _ in told(work)] == [f"2 commits on no remote but origin, a directory of this machine, {tmp_path / 'remote'}"]
 
 
 def test_settings_of_another_checkout_are_not_taken_for_this_one(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
