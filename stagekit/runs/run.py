@@ -137,6 +137,7 @@ class Run:
         self._watched: set[Path] = set()
         self._submitted: set[Path] = set()
         self._resumed: Checkpoint | None = None
+        self._seen = 0
         self._dataset: str | None = None
         self._datasets: dict[str, str] = {}
         self._pulse: Pulse | None = None
@@ -308,8 +309,14 @@ class Run:
             passing=passing,
             rank=self.rank,
             world_size=self.world_size if uploader.joined else 1,
-            base=uploader.generation or (self._resumed.name.generation if self._resumed is not None else 0),
+            base=uploader.generation or self._base(),
         )
+
+    def _base(self) -> int:
+        """The generation that this training continues, as long as it has none of its own: the newest that it has seen, or that was saved
+        to from this disk."""
+        here = self._spool.known_generation(self.url) if self._spool is not None else 0
+        return max(here, self._seen)
 
     def _raise_sticky(self, uploader: Uploader) -> None:
         try:
@@ -348,11 +355,19 @@ class Run:
 
         A damaged one is passed over with a warning. "Cannot tell" (refused, no answer, no such bucket) raises.
         """
-        return catalog.latest(self._store, on_event=self._on_event)
+        found = catalog.latest(self._store, on_event=self._on_event)
+        self._see(found)
+        return found
 
     def checkpoints(self) -> list[Checkpoint]:
         """All committed checkpoints with a readable manifest, newest first."""
-        return list(catalog.read_all(self._store).checkpoints)
+        found = list(catalog.read_all(self._store).checkpoints)
+        self._see(next(iter(found), None))
+        return found
+
+    def _see(self, newest: Checkpoint | None) -> None:
+        if newest is not None:
+            self._seen = max(self._seen, newest.name.generation)
 
     def restore(
         self,
@@ -403,6 +418,7 @@ class Run:
         for sentence in identity.differences(found.manifest.identity, self._identity()):
             self._on_event(Message(f"step {found.step} of {self.url}: {sentence}", "warning"))
         self._resumed = found
+        self._see(found)
         if self._uploader is not None:
             self._uploader.protect(found.name)
 

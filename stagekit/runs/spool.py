@@ -6,6 +6,7 @@
     SPOOL/incoming/<id>-<n>/        being pinned, or being written by a trainer; nothing is promised yet
     SPOOL/entries/<id>-<n>/         one pending save: record.json and files/…
     SPOOL/trash/<id>-<n>/           being removed
+    SPOOL/generations/<run>         the newest generation of a run that was saved to from here
 
 A directory enters ``entries`` by a rename, with its record inside, and leaves it by one. A process killed at any point therefore leaves
 whole entries, which another process can list and finish, and rubbish that the next one removes. Nothing leaves ``entries`` but what
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -275,6 +277,27 @@ class Spool:
         except BaseException:
             self._discard(reserved.parent)
             raise
+
+    def note_generation(self, run: str, generation: int) -> None:
+        """Note that a checkpoint of ``run`` with this generation came from here. What the next process here saves continues it, also where
+        that one is killed before it can ask the bucket. A note that cannot be written costs no more than that."""
+        path = self._generation_path(run)
+        if generation > self.known_generation(run):
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temporary = path.with_name(f"{path.name}.{self.session}")
+                temporary.write_text(str(generation))
+                temporary.replace(path)
+
+    def known_generation(self, run: str) -> int:
+        """The newest generation of ``run`` that is noted here; 0 when there is none."""
+        try:
+            return int(self._generation_path(run).read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def _generation_path(self, run: str) -> Path:
+        return self.directory / "generations" / hashlib.sha256(run.encode()).hexdigest()[:16]
 
     def release(self, reserved: Path) -> None:
         """Remove a directory of ``reserve`` that will not be accepted."""

@@ -749,6 +749,8 @@ class Uploader:
                 if self._known is not None:
                     self._known[checkpoint.name] = checkpoint
         self._on_event(Stage("checkpoint.verified", str(job.entry.step)))
+        if checkpoint is not None:
+            self._spool.note_generation(self._url, checkpoint.name.generation)
         self._spool.remove(job.entry)
         self._on_event(Stage("checkpoint.unpinned", str(job.entry.step)))
         with self._changed:

@@ -547,6 +547,29 @@ def test_what_a_replaced_machine_left_is_kept_beside_what_was_trained_since(
     assert catalog.attempts(store)[0].step == 12
 
 
+@pytest.mark.parametrize("looked", ["here before", "by a look", "not at all"])
+def test_what_goes_on_without_a_restore_and_dies_before_the_bucket_answers_continues_what_it_knew(
+    store: FaultStore, make_run: Make, tmp_path: Path, looked: str
+) -> None:
+    spool = {"here before": "spool", "by a look": "b", "not at all": "c"}[looked]
+    first = make_run()
+    save(first, tmp_path, 5)
+    first.close()
+    second = make_run(spool_dir=tmp_path / spool)
+    if looked == "by a look":
+        assert second.latest() is not None
+    store.fail("put", Unreachable("no network"), times=None)
+    for step in (6, 7):  # from a directory of its own
+        save(second, tmp_path, step)
+    die(second)
+    store.clear()
+    third = make_run(spool_dir=tmp_path / spool)
+    third.drain()
+    newest = third.latest()
+    assert newest is not None
+    assert newest.step == (5 if looked == "not at all" else 7)
+
+
 def test_what_another_line_had_left_is_not_newer_than_what_is_trained_here_now(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
     replaced = make_run()
     save(replaced, tmp_path, 1)
