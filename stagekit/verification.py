@@ -389,6 +389,7 @@ def _run(look: _Look) -> Iterator[Fault]:
     except ManifestError as error:
         yield look.fault("manifest", RUN_JSON, str(error))
     committed: list[Checkpoint] = []
+    uncommitted: list[CheckpointName] = []
     names = sorted(catalog.attempts(look.store))
     for name, found in zip(names, each(lambda name: _read(look.store, name), names, threads=look.threads), strict=True):
         if isinstance(found, Checkpoint):
@@ -397,8 +398,11 @@ def _run(look: _Look) -> Iterator[Fault]:
         elif found is not None:
             yield look.fault("manifest", name.manifest_key, str(found))
         else:
-            detail = f"step {name.step} was never committed: it is on its way, or its writer died; no reader looks at it"
-            yield look.note("unfinished", name.folder.rstrip("/"), detail)
+            uncommitted.append(name)
+    lending = catalog.lending(uncommitted, committed)
+    for name in (name for name in uncommitted if name not in lending):
+        detail = f"step {name.step} was never committed: it is on its way, or its writer died; no reader looks at it"
+        yield look.note("unfinished", name.folder.rstrip("/"), detail)
     yield from _files(look, committed)
     yield from _logs(look)
     yield from _unfinished(look)

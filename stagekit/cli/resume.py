@@ -27,7 +27,7 @@ def command(
     """
     from ..wrapping.again import again
 
-    found = again(run, number, store=store)
+    found = again(run, number, store=store, on_event=printer.on_event)
     if diff:
         changes = found.attempt.code.changes if found.attempt.code else ""
         printer.data(changes.removesuffix("\n"), {"event": "diff", "changes": changes})

@@ -156,7 +156,7 @@ def _verdict(verdict: LastVerdict | None) -> Markup:
 
 def _trouble(info: RunInfo) -> list[Markup]:
     lines = [f"pending: {one.line}" for one in info.pending]
-    lines += [f"unfinished: {one.line}" for one in info.unfinished]
+    lines += [f"unfinished: {one.line}" for one in info.unfinished if not one.lending]
     lines += [f"damaged: {problem}" for problem in info.damaged]
     return [section("Not in the bucket", tag("ul", *(tag("li", line) for line in lines), class_="plain"))] if lines else []
 

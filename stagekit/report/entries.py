@@ -77,7 +77,10 @@ def _inside(store: Store, kind: Literal["dataset", "run"]) -> Iterator[Entry]:
     at = {name: f"{url}@{address}" for name, address in behind.items()}
     entries = {checkpoint.name: _checkpoint_entry(at[checkpoint.name], checkpoint) for checkpoint in found.checkpoints}
     entries.update({name: Entry("checkpoint", at[name], note=f"damaged: {error}") for name, error in found.damaged})
-    entries.update({name: Entry("checkpoint", at[name], note="not committed") for name in found.uncommitted})
+    lending = catalog.lending(found.uncommitted, found.checkpoints)
+    for name in found.uncommitted:
+        note = "removed, but for files that others refer to" if name in lending else "not committed"
+        entries[name] = Entry("checkpoint", at[name], note=note)
     steps = Counter(name.step for name in entries)
     for name in sorted(entries):
         entry = entries[name]

@@ -163,13 +163,13 @@ def _run_info(opened: Store, price_per_gb: float | None, now_s: float) -> RunInf
         created_s = None
     found = catalog.read_all(opened)
     checkpoints, behind = tuple(reversed(found.checkpoints)), catalog.addresses(found)
-    pickled = _Pickles(opened)
+    lending, pickled = catalog.lending(found.uncommitted, checkpoints), _Pickles(opened)
     return RunInfo(
         url,
         created_s,
         tuple(_checkpoint_info(url, behind[checkpoint.name], checkpoint, pickled) for checkpoint in checkpoints),
         stored_bytes(checkpoints),
-        tuple(AttemptInfo(name.step, name.generation, _delivered(opened, name)) for name in reversed(found.uncommitted)),
+        tuple(AttemptInfo(name.step, name.generation, _delivered(opened, name), name in lending) for name in reversed(found.uncommitted)),
         tuple(str(error) for _, error in reversed(found.damaged)),
         tuple(_pending(url)),
         *recorded(opened),

@@ -167,15 +167,19 @@ class PendingInfo:
 
 @dataclass(frozen=True, slots=True)
 class AttemptInfo:
-    """An attempt without a commit: on its way, or given up. ``ranks`` are those other than 0 that have delivered."""
+    """An attempt without a commit: on its way, or given up. ``ranks`` are those other than 0 that have delivered. One that is ``lending``
+    was committed and removed, and checkpoints refer to files of it."""
 
     step: int
     generation: int
     ranks: tuple[int, ...]
+    lending: bool = False
 
     @property
     def line(self) -> str:
         """The same for people."""
+        if self.lending:
+            return f"step {self.step} (generation {self.generation}): removed, but for files that other checkpoints refer to"
         delivered = f", delivered by rank {', '.join(map(str, self.ranks))}" if self.ranks else ""
         return f"step {self.step} (generation {self.generation}{delivered}): no commit, so it is on its way or its writer died"
 
@@ -240,7 +244,7 @@ class RunInfo:
                 f"checkpoint {one.url.removeprefix(self.url)}: {format_size(one.bytes)}, {counted(len(one.files), 'file')}{metrics}"
             )
         lines.extend(f"pending    {one.line}" for one in self.pending)
-        lines.extend(f"unfinished {one.line}" for one in self.unfinished)
+        lines.extend(f"{'rest' if one.lending else 'unfinished':<10} {one.line}" for one in self.unfinished)
         lines.extend(f"damaged    {problem}" for problem in self.damaged)
         lines.extend(f"traffic    {line}" for line in self._traffic_lines())
         pickles = sorted({file.path for one in self.checkpoints for file in one.files if file.pickle})

@@ -7,7 +7,7 @@ means a new run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -36,6 +36,12 @@ def addresses(found: Catalog) -> dict[CheckpointName, CheckpointName | int]:
     whole = [one.name for one in found.checkpoints]
     meant = {name.step: name for name in [*sorted(others), *sorted(whole)]}
     return {name: name.step if meant[name.step] == name else name for name in [*others, *whole]}
+
+
+def lending(names: Iterable[CheckpointName], checkpoints: Iterable[Checkpoint]) -> set[CheckpointName]:
+    """Those of ``names``, attempts without a manifest, to whose files ``checkpoints`` refer: they were removed, and such files stay."""
+    lent = {record.object for checkpoint in checkpoints for record in checkpoint.files if record.object is not None}
+    return {name for name in names if any(key.startswith(name.folder) for key in lent)}
 
 
 def attempts(store: Store) -> list[CheckpointName]:

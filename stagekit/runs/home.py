@@ -27,7 +27,8 @@ class KnownRun:
     """A run that was written from this machine, with the spools, the watched and the working directories of all its trainings, sorted.
 
     ``datasets`` are those that they streamed, by digest. ``disks`` says on which device (``st_dev``) each watched directory was.
-    ``sessions`` are the latest processes that wrote to it, the owners in the names of its checkpoints.
+    ``sessions`` are the latest processes that wrote to it, the owners in the names of its checkpoints. ``handed`` are those of the watched
+    directories that were handed over as saves: what was in one is pinned or in the bucket when it is gone.
     """
 
     url: str
@@ -38,6 +39,7 @@ class KnownRun:
     datasets: Mapping[str, str] = field(default_factory=dict)
     disks: Mapping[Path, int] = field(default_factory=dict)
     sessions: tuple[str, ...] = ()
+    handed: tuple[Path, ...] = ()
 
 
 def known_runs(home: Path | None = None) -> list[KnownRun]:
@@ -58,6 +60,7 @@ def remember(
     spool: Path,
     watched: Iterable[Path] = (),
     *,
+    handed: Iterable[Path] = (),
     working: Path | None = None,
     datasets: Mapping[str, str] = MappingProxyType({}),
     session: str | None = None,
@@ -70,15 +73,29 @@ def remember(
     spools, directories = {spool.absolute()}, {directory.absolute() for directory in watched}
     places = {working.absolute()} if working is not None else set()
     sessions = [session] if session is not None else []
+    saves = {directory.absolute() for directory in handed}
     if path.exists():
         before = _read(path)
         spools.update(before.spools)
-        directories.update(directory for directory in before.watched if directory.exists())  # rotated checkpoints do not pile up
+        saves.update(set(before.handed) - directories)
+        # Rotated checkpoints do not pile up. Another directory that is gone may have been moved.
+        directories.update(directory for directory in before.watched if directory not in before.handed or directory.exists())
         places.update(directory for directory in before.working if directory.exists())
         datasets = {**before.datasets, **datasets}
         sessions = [*(one for one in before.sessions if one != session), *sessions][-_SESSIONS:]
     disks = {directory: device for directory in sorted(directories) if (device := _device(directory)) is not None}
-    known = KnownRun(url, store, tuple(sorted(spools)), tuple(sorted(directories)), tuple(sorted(places)), datasets, disks, tuple(sessions))
+    saves &= directories
+    known = KnownRun(
+        url,
+        store,
+        tuple(sorted(spools)),
+        tuple(sorted(directories)),
+        tuple(sorted(places)),
+        datasets,
+        disks,
+        tuple(sessions),
+        tuple(sorted(saves)),
+    )
     if before == known:
         return
     values = {
@@ -92,6 +109,7 @@ def remember(
         "datasets": dict(sorted(datasets.items())),
         "disks": {str(directory): device for directory, device in disks.items()},
         "sessions": sessions,
+        "handed": sorted(map(str, saves)),
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(seal(values))
@@ -121,6 +139,7 @@ def _read(path: Path) -> KnownRun:
             working=tuple(Path(item) for item in values.get("working", ())),
             datasets={str(digest): str(place) for digest, place in values.get("datasets", {}).items()},
             sessions=tuple(str(session) for session in values.get("sessions", ())),
+            handed=tuple(Path(item) for item in values.get("handed", ())),
             disks={Path(directory): int(device) for directory, device in values.get("disks", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -575,8 +575,7 @@ class Run:
             self._refuse_wrapper()
             self._pid = os.getpid()
             self._spool = Spool(self._spool_dir or default_dir())
-            if self._spool_dir is not None:
-                self._spool.prepare()
+            self._spool.prepare()
             self._uploader = Uploader(self._spool, self.url, self._store_to_write, self._settings, self._on_event)
             if self._resumed is not None:
                 self._uploader.protect(self._resumed.name)
@@ -637,8 +636,9 @@ class Run:
             remember(
                 self.url,
                 StoreConfig.in_force(self._config, self.url),
-                self._spool.directory if self._spool else default_dir(),
+                self._spool.directory if self._spool else self._spool_dir or default_dir(),
                 self._watched,
+                handed=self._submitted,
                 working=self._working,
                 datasets=self._datasets,
                 session=self._spool.session if self._spool else None,

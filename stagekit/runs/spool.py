@@ -111,14 +111,17 @@ class Entry:
         return self.directory / "files" / file.path
 
     def check(self, file: PinnedFile) -> None:
-        """Nothing when the pinned copy is what was handed over. Raises ``SourceError`` naming the file when it was rewritten in place."""
+        """Nothing when the pinned copy is what was handed over. Raises ``SourceError`` naming the file when it was rewritten in place.
+
+        Size and time tell. The inode does not: a spool may have been moved to another disk.
+        """
         try:
             now = self.file_path(file).stat()
         except OSError as error:
             raise SourceError(
                 f"step {self.step}: the pinned copy of {file.source} is gone ({error.strerror}); this step cannot be sent"
             ) from error
-        if (now.st_size, now.st_mtime_ns, now.st_ino) != (file.size, file.mtime_ns, file.inode):
+        if (now.st_size, now.st_mtime_ns) != (file.size, file.mtime_ns):
             raise SourceError(
                 f"step {self.step}: {file.source} was rewritten in place before it had been sent, so this step is lost; from now on this "
                 "file is copied when it is handed over. A trainer that writes a new file and renames it avoids the copy"
@@ -515,7 +518,7 @@ def pending(directory: Path | None = None) -> list[Entry]:
 
 def is_there(directory: Path) -> bool:
     """Whether a spool that was used on this machine is there. Raises ``OSError`` where that may not be looked at."""
-    return directory == default_dir() or (directory / "entries").exists()
+    return (directory / "entries").exists()
 
 
 def is_alive(entry: Entry) -> bool:
@@ -551,8 +554,10 @@ def _entries(directory: Path) -> Iterator[Entry]:
     for folder in paths_in(directory / "entries"):
         try:
             yield Entry.read(folder)
-        except FileNotFoundError:
-            continue  # it was finished while we looked
+        except FileNotFoundError as error:
+            if not folder.is_dir():
+                continue  # it was finished while we looked
+            raise CheckpointError(f"the pending save in {folder} has no record. Look at its files/ before you remove it") from error
         except (ManifestError, json.JSONDecodeError) as error:
             raise CheckpointError(
                 f"the pending save in {folder} cannot be read: {error}. Look at its files/ before you remove it"

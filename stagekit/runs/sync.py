@@ -129,6 +129,7 @@ class Uploader:
         self._dropped: list[Entry] = []
         self._superseded: list[int] = []
         self._unsaved: list[tuple[int, Exception]] = []
+        self._changed_ones: list[Entry] = []  # of dead processes, whose files are not what was handed over
         self._sticky: list[Exception] = []
         self._fenced: Fenced | None = None
         self._lease: lease.Lease | None = None
@@ -561,9 +562,14 @@ class Uploader:
                 self._jobs.remove(job)
                 self._unsaved.append((entry.step, error))
                 self._spool.note_rewritten(entry)
-                self._spool.remove(entry)
                 job.upload._settle("unsaved", error)
-                news = Message(str(error), "error")
+                # What a dead process left may be all there is of it, whatever has become of its files.
+                keep = job.adopted and (self._verified is None or self._verified.step < entry.step)
+                if keep:
+                    self._changed_ones.append(entry)
+                else:
+                    self._spool.remove(entry)
+                news = Message(f"{error}. What is left of it is kept in {entry.directory}" if keep else str(error), "error")
             elif isinstance(error, StoreError) and error.transient:
                 pause_s = self._settings.retry_after_s(job.failures)
                 self._retry_at = self._settings.monotonic() + pause_s
@@ -575,7 +581,7 @@ class Uploader:
                 again = "It is tried again with the next save; the" if not job.adopted else "The"
                 news = Message(text if self._fenced is not None else f"{text}. {again} local copy is kept", "error")
             self._changed.notify_all()
-        if not isinstance(error, SourceError):
+        if not isinstance(error, SourceError) or entry in self._changed_ones:
             entry.error = _words(error)
             with suppress(OSError):
                 self._spool.save(entry, durable=False)
@@ -752,6 +758,9 @@ class Uploader:
         if checkpoint is not None:
             self._spool.note_generation(self._url, checkpoint.name.generation)
         self._spool.remove(job.entry)
+        for made_up in [one for one in self._changed_ones if one.step <= job.entry.step] if checkpoint is not None else []:
+            self._changed_ones.remove(made_up)
+            self._spool.remove(made_up)
         self._on_event(Stage("checkpoint.unpinned", str(job.entry.step)))
         with self._changed:
             self._jobs.remove(job)

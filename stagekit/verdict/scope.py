@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ..units import counted
 from . import publications as publication_rows
 from .durable import Durable
 from .files import existing, holds_a_file, is_ignored
-from .findings import Finding, Scope, owner
+from .findings import Finding, Scope, owner, quoted
 
 # Together these keep one call to a store that does not answer below ten seconds.
 _CONNECT_S, _READ_S, _RETRY_S = 3.0, 5.0, 3.0
@@ -108,17 +108,19 @@ def find_scope(
     roots = explicit or [path for known in here for path in known.watched if _is_there(path)]
     outer = _outermost(roots)
     working = [] if explicit else sorted({path for known in here for path in known.working if _is_there(path)} - set(outer))
-    spools = sorted({default_dir(), *(path for known in recorded for path in known.spools)})
-    findings.extend(_lost_spool(path) for path in spools if not _spool_is_there(path))
+    ignored = tuple(ignore)
+    used = {path for known in recorded for path in known.spools}
+    spools = sorted({default_dir(), *used})
+    findings.extend(_lost_spool(path) for path in sorted(used) if not _spool_is_there(path))
     if not explicit:
-        findings.extend(finding for known in here if (finding := _vanished(known, outer)) is not None)
+        findings.extend(finding for known in here if (finding := _vanished(known, outer, ignored)) is not None)
     publications, broken = publication_rows.recorded(home)
     lasting = Durable(_paths(durable, "durable"))
     scope = Scope(
         watched=tuple(map(str, outer)),
         runs=tuple(target.url for target in targets),
         spools=tuple(str(path) for path in spools if _is_there(path)),
-        ignored=tuple(ignore),
+        ignored=ignored,
         working=tuple(map(str, working)),
         publications=tuple(one.url for one in publications),
         durable=tuple(map(str, lasting.paths)),
@@ -164,13 +166,16 @@ def _lost_spool(path: Path) -> Finding:
     return Finding("CANNOT TELL", "spool", what, str(path), fix=fix)
 
 
-def _vanished(known: KnownRun, roots: Sequence[Path]) -> Finding | None:
-    """About directories that were watched for a run and are gone. What was rotated away below one that is there is not meant.
+def _vanished(known: KnownRun, roots: Sequence[Path], ignored: Collection[str]) -> Finding | None:
+    """About directories that were watched for a run and are gone. What was rotated away below one that is there is not meant, and neither
+    is what was handed over as a save.
 
-    One that was removed holds nothing. One whose disk is not there any more may hold anything.
+    One that was removed holds nothing, and one that was moved, or whose disk is not there any more, may hold anything.
     """
-    gone = _outermost([path for path in known.watched if not _is_there(path) and not any(path.is_relative_to(root) for root in roots)])
-    empty = [path for path in existing(known.watched) if not holds_a_file(path)]  # as a mount point is without its disk
+    counting = [path for path in known.watched if not is_ignored(str(path), ignored)]
+    gone = _outermost([path for path in counting if not _is_there(path) and not any(path.is_relative_to(root) for root in roots)])
+    gone = [path for path in gone if path not in known.handed]
+    empty = [path for path in existing(counting) if not holds_a_file(path)]  # as a mount point is without its disk
     lost = [path for path in (*gone, *empty) if _is_elsewhere(path, known.disks.get(path))]
     fix = "if it was moved, or its disk is not mounted, name where it is: stagekit teardown --watch DIR"
     if lost:
@@ -179,7 +184,8 @@ def _vanished(known: KnownRun, roots: Sequence[Path]) -> Finding | None:
     if not gone:
         return None
     what = f"{gone[0]} was watched and is not there any more{_more(gone)}: nothing in it is judged"
-    return Finding("note", "watched", what, known.url, fix=fix)
+    removed = f"stagekit teardown --ignore {quoted(str(gone[0]))}"
+    return Finding("CANNOT TELL", "watched", what, known.url, fix=f"{fix}; or, if it was removed on purpose: {removed}")
 
 
 def _more(paths: Sequence[Path]) -> str:

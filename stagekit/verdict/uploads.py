@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, SourceError
 from ..runs import spool
 from ..runs.spool import Entry
 from ..units import format_count
-from .findings import Finding, owner
+from .findings import Finding, owner, quoted
 
 
 def pending(directories: Iterable[Path]) -> tuple[list[Entry], list[Finding]]:
@@ -35,6 +35,16 @@ def judge(entries: Iterable[Entry], clock: Callable[[], float]) -> list[Finding]
     return [_finding(entry, clock()) for entry in entries]
 
 
+def _changed(entry: Entry) -> SourceError | None:
+    """What of the pinned copies is not what was handed over."""
+    try:
+        for file in entry.files:
+            entry.check(file)
+    except SourceError as error:
+        return error
+    return None
+
+
 def _finding(entry: Entry, now_s: float) -> Finding:
     subject = f"{entry.run}@{entry.step}"
     age_s = now_s - entry.saved_s if entry.saved_s else None
@@ -45,6 +55,10 @@ def _finding(entry: Entry, now_s: float) -> Finding:
     if spool.is_alive(entry):
         what = f"{files} on the way, sent by a process that is alive" + (f"; its last try failed: {entry.error}" if entry.error else "")
         return Finding("NO", "in flight", what, subject, entry.size_bytes, age_s, f"wait for it, then: {again}")
+    if (changed := _changed(entry)) is not None:
+        kept = quoted(str(entry.directory))
+        fix = f"copy what is of use of {kept}/files, then let go of it: rm -r {kept}"
+        return Finding("NO", "failed", f"{files} cannot be sent as they were saved: {changed}", subject, entry.size_bytes, age_s, fix)
     if entry.error is not None:
         what = f"{files} did not reach the bucket: {entry.error}"
         return Finding("NO", "failed", what, subject, entry.size_bytes, age_s, again)

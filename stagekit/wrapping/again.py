@@ -11,6 +11,7 @@ from typing import Any
 
 from ..config import StoreConfig
 from ..errors import CheckpointError, UsageError
+from ..progress import Subscriber, ignore
 from ..store import Where, open_store
 from ..units import counted
 from . import record
@@ -121,12 +122,19 @@ class Again:
         return list(self.attempt.command)
 
 
-def again(run: Where, number: int | None = None, *, store: StoreConfig | None = None, directory: Path | None = None) -> Again:
+def again(
+    run: Where,
+    number: int | None = None,
+    *,
+    store: StoreConfig | None = None,
+    directory: Path | None = None,
+    on_event: Subscriber = ignore,
+) -> Again:
     """How the run at ``run`` was started the last time, or as attempt ``number``, and what differs on this machine.
 
     Raises ``CheckpointError`` when nothing was recorded, and the store's errors when that cannot be told.
     """
-    opened = open_store(run, store)
+    opened = open_store(run, store, on_event=on_event)
     names = record.attempts(opened)
     chosen = next((name for name in names if number is None or int(name.partition("-")[0]) == number), None)
     if chosen is None:

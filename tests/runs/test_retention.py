@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stagekit
 from stagekit.errors import CheckpointError, Denied, Fenced, Unreachable, UsageError
 from stagekit.processes import Process
 from stagekit.progress import Stage
+from stagekit.report import RunInfo
 from stagekit.runs import Run, catalog, lease, retention
 from stagekit.runs.layout import Checkpoint, CheckpointManifest, CheckpointName, SupersededRecord
 from stagekit.runs.retention import Policy, execute, plan
@@ -123,6 +125,15 @@ def test_a_dry_run_names_exactly_what_the_real_one_removes(store: FaultStore, fi
     assert whole(store) == [5]
     assert five[0].file_key("base.bin") in after, "step 5 refers to it"
     assert not plan(store, Policy(keep_last=1))
+
+
+def test_what_stays_of_a_removed_one_for_others_is_no_unfinished_attempt(store: FaultStore, five: list[CheckpointName]) -> None:
+    execute(store, plan(store, Policy(keep_last=1)), check=lambda: None)
+    found = stagekit.info(store)
+    assert isinstance(found, RunInfo)
+    assert [one.line for one in found.unfinished] == ["step 1 (generation 1): removed, but for files that other checkpoints refer to"]
+    assert any(entry.note == "removed, but for files that others refer to" for entry in stagekit.ls(store))
+    assert not any(fault.what == "unfinished" for fault in stagekit.verify(store).findings)
 
 
 def test_what_went_leaves_a_record(store: FaultStore, five: list[CheckpointName]) -> None:

@@ -547,6 +547,40 @@ def test_what_a_replaced_machine_left_is_kept_beside_what_was_trained_since(
     assert catalog.attempts(store)[0].step == 12
 
 
+def test_what_was_moved_to_another_disk_and_back_is_what_was_handed_over(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    leave_two_saves(store, make_run, tmp_path)
+    shutil.copytree(tmp_path / "spool", tmp_path / "moved")
+    shutil.rmtree(tmp_path / "spool")
+    (tmp_path / "moved").rename(tmp_path / "spool")
+    make_run().drain()
+    assert steps(store) == [2, 1]
+
+
+@pytest.mark.parametrize("harm", ["touched", "cut short", "removed"])
+def test_what_is_left_of_a_changed_save_of_a_dead_process_stays_until_a_later_one_is_safe(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path, harm: str
+) -> None:
+    leave_two_saves(store, make_run, tmp_path)
+    second = max(pending(tmp_path / "spool"), key=lambda entry: entry.step)
+    file = next(one for one in second.files if one.path == "model.bin")
+    path = second.file_path(file)
+    {"touched": path.touch, "cut short": lambda: os.truncate(path, 1), "removed": path.unlink}[harm]()
+    for _ in range(2):  # the next start tells it again
+        run = make_run()
+        with pytest.raises(UploadFailed):
+            run.drain()
+        die(run)
+        assert steps(store) == [1]
+        assert [entry.step for entry in pending(tmp_path / "spool")] == [2]
+        assert f"kept in {second.directory}" in events.texts("error")[-1]
+    later = make_run()
+    save(later, tmp_path, 3)
+    with suppress(UploadFailed):
+        later.drain()
+    assert steps(store) == [3, 1]
+    assert pending(tmp_path / "spool") == []
+
+
 @pytest.mark.parametrize("looked", ["here before", "by a look", "not at all"])
 def test_what_goes_on_without_a_restore_and_dies_before_the_bucket_answers_continues_what_it_knew(
     store: FaultStore, make_run: Make, tmp_path: Path, looked: str

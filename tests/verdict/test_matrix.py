@@ -242,6 +242,18 @@ def a_damaged_record(machine: Machine) -> None:
     record.write_text("{")
 
 
+def a_record_that_is_missing(machine: Machine) -> None:
+    machine.dead_child(STILL_SENDING)
+    (record,) = home_directory().glob("spool/entries/*/record.json")
+    record.unlink()
+
+
+def the_usual_spool_is_not_there(machine: Machine) -> None:
+    machine.dead_child(STILL_SENDING)
+    shutil.rmtree(machine.out / "checkpoint-300")
+    (home_directory() / "spool").rename(machine.work.parent / "moved")
+
+
 def training(machine: Machine) -> None:
     machine.child(TRAINING)
 
@@ -427,6 +439,7 @@ def a_run_without_a_checkpoint(machine: Machine) -> None:
     for info in [*machine.store.list("checkpoints/"), *machine.store.list("commits/")]:
         machine.store.delete(info.key)
     shutil.rmtree(machine.out)
+    machine.arguments += ["--ignore", "out"]
 
 
 def a_changed_script(machine: Machine) -> None:
@@ -669,8 +682,14 @@ MATRIX = {
     ),
     "refused by the store": Row(refused, 3, "failed", "did not reach the bucket: writing is forbidden", "stagekit teardown --run"),
     "on its way": Row(on_its_way, 3, "in flight", "1 file on the way, sent by a process that is alive", "wait for it"),
-    "a pinned copy rewritten": Row(a_pinned_copy_that_was_rewritten, 3, "file", "checkpoint-300: 1 file is in no verified checkpoint", ""),
+    "a pinned copy rewritten": Row(
+        a_pinned_copy_that_was_rewritten, 3, "failed", "1 file cannot be sent as they were saved: ", "copy what is of use"
+    ),
     "a damaged record": Row(a_damaged_record, 3, "spool", "a pending save cannot be read", "before you remove it"),
+    "a missing record": Row(a_record_that_is_missing, 3, "spool", "has no record", "before you remove it"),
+    "the usual spool is gone": Row(
+        the_usual_spool_is_not_there, 4, "spool", "a spool that was used here is not there any more", "mkdir -p "
+    ),
     "training": Row(training, 3, "writer", "is training and writes to this run", "kill "),
     "a writer without a run": Row(a_writer_without_a_run, 3, "process", "train.log open for writing", "kill "),
     "a command that outlived its stagekit run": Row(
@@ -706,7 +725,7 @@ MATRIX = {
     ),
     "a spool that was never needed": Row(a_spool_that_was_never_needed, 0),
     "a watched directory that is not there": Row(
-        a_watched_directory_that_is_not_there, 0, "watched", "out was watched and is not there any more: ", "teardown --watch DIR"
+        a_watched_directory_that_is_not_there, 4, "watched", "out was watched and is not there any more: ", "teardown --watch DIR"
     ),
     "a watched directory on a disk that is not mounted": Row(
         a_watched_directory_on_a_disk_that_is_not_mounted, 4, "watched", "the disk that it was on is not there any more", "--watch DIR"
