@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +29,8 @@ class KnownRun:
 
     ``datasets`` are those that they streamed, by digest. ``disks`` says on which device (``st_dev``) each watched directory was.
     ``sessions`` are the latest processes that wrote to it, the owners in the names of its checkpoints. ``handed`` are those of the watched
-    directories that were handed over as saves: what was in one is pinned or in the bucket when it is gone.
+    directories that were handed over as saves: what was in one is pinned or in the bucket when it is gone. ``since_s`` is when the first
+    training of it began here.
     """
 
     url: str
@@ -40,6 +42,7 @@ class KnownRun:
     disks: Mapping[Path, int] = field(default_factory=dict)
     sessions: tuple[str, ...] = ()
     handed: tuple[Path, ...] = ()
+    since_s: float | None = None
 
 
 def known_runs(home: Path | None = None) -> list[KnownRun]:
@@ -65,6 +68,7 @@ def remember(
     datasets: Mapping[str, str] = MappingProxyType({}),
     session: str | None = None,
     home: Path | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> None:
     """Note that this machine writes to ``url``; what was noted before stays. Raises ``OSError`` when the home cannot be written."""
     path = record_path(url, home or home_directory())
@@ -74,9 +78,11 @@ def remember(
     places = {working.absolute()} if working is not None else set()
     sessions = [session] if session is not None else []
     saves = {directory.absolute() for directory in handed}
+    since_s: float | None = clock()
     if path.exists():
         before = _read(path)
         spools.update(before.spools)
+        since_s = before.since_s
         saves.update(set(before.handed) - directories)
         # Rotated checkpoints do not pile up. Another directory that is gone may have been moved.
         directories.update(directory for directory in before.watched if directory not in before.handed or directory.exists())
@@ -95,6 +101,7 @@ def remember(
         disks,
         tuple(sessions),
         tuple(sorted(saves)),
+        since_s,
     )
     if before == known:
         return
@@ -110,6 +117,7 @@ def remember(
         "disks": {str(directory): device for directory, device in disks.items()},
         "sessions": sessions,
         "handed": sorted(map(str, saves)),
+        "since_s": since_s,
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(seal(values))
@@ -139,6 +147,7 @@ def _read(path: Path) -> KnownRun:
             working=tuple(Path(item) for item in values.get("working", ())),
             datasets={str(digest): str(place) for digest, place in values.get("datasets", {}).items()},
             sessions=tuple(str(session) for session in values.get("sessions", ())),
+            since_s=values.get("since_s"),
             handed=tuple(Path(item) for item in values.get("handed", ())),
             disks={Path(directory): int(device) for directory, device in values.get("disks", {}).items()},
         )

@@ -8,7 +8,7 @@ import os
 import shlex
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..saves.find import Watch
 from ..saves.find import look as look_for_saves
 from ..transfer.put import file_sha256
 from ..units import format_count
-from . import trackers
+from . import nearby, trackers
 from .bucket import Content, RunState
 from .caches import is_cache
 from .durable import Durable
@@ -72,8 +72,8 @@ def is_ignored(path: str, patterns: Iterable[str]) -> bool:
 class Looking:
     """Walks over what is watched and over where trainings were started. Nothing on a refused mount is touched.
 
-    ``ignored`` are the patterns that are no loss, ``own`` the directories with Stagekit's own records. ``ask_git`` looks at
-    a checkout.
+    ``ignored`` are the patterns that are no loss, ``own`` the directories with Stagekit's own records, ``home`` this machine's where it is
+    not the usual one. ``ask_git`` looks at a checkout.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Looking:
         *,
         explicit: Collection[str] = (),
         own: Iterable[Path] = (),
+        home: Path | None = None,
         ask_git: Callable[[Path], Checkout | Unclear] = look_at_checkout,
     ) -> None:
         self.found = Found()
@@ -90,6 +91,7 @@ class Looking:
         self._ignored = [*ignored, *NO_LOSS]
         self._explicit = explicit
         self._own = {os.path.realpath(path) for path in own}
+        self._home = home
         self._ask_git = ask_git
         self._table = MountTable.read()
         self._seen: set[tuple[int, int]] = set()
@@ -123,15 +125,16 @@ class Looking:
                 self._tracks_below(top, os.path.realpath(root))
             self._walk(root, "file")
 
-    def working(self, directories: Iterable[Path]) -> None:
-        """The checkouts in which trainings were started, and what trackers left there. Files that git ignores are nobody's loss."""
-        for directory in directories:
+    def working(self, directories: Mapping[Path, float | None]) -> None:
+        """The checkouts in which trainings were started, what trackers left there, and what looks like a save and was written since then,
+        whose time is told. Other files that git ignores are nobody's loss."""
+        for directory, since_s in directories.items():
             try:
-                self._working(directory)
+                self._working(directory, since_s)
             except OSError as error:
                 self.found.findings.append(unreadable(directory, error))
 
-    def _working(self, directory: Path) -> None:
+    def _working(self, directory: Path, since_s: float | None) -> None:
         if judge_mount(directory).kind == "refused":
             what = "a training was started here, on a mount that is not looked at"
             fix = "copy away what is only there, or name what counts: stagekit teardown --watch DIR"
@@ -139,20 +142,26 @@ class Looking:
             return
         top = enclosing(directory.resolve())
         checkout = self._checkout(top) if top is not None else None
-        wandb, events, whole = trackers.look(directory)
-        self.found.wandb.update(wandb)
-        for path in events:
-            if not is_ignored(str(path.relative_to(directory)), self._ignored):
-                info = path.stat()
-                if os.path.realpath(path) not in self._tracked and self._is_new(info):
-                    self.found.files.append(LocalFile(directory, str(path.relative_to(directory)), info.st_size, info.st_mtime, "tracker"))
-        if not whole:
-            what = "so much lies here that not all of it was searched for TensorBoard's files and wandb's runs"
-            fix = f"search it: find {shlex.quote(str(directory))} -name '*.tfevents.*' -o -name 'offline-run-*'"
+        found = nearby.look(directory, since_s, skips=self._is_own, home=self._home)
+        self.found.wandb.update(found.wandb)
+        self._nearby(directory, found.tracked, "tracker")
+        if not found.whole:
+            what = "so much lies here that not all of it was searched for what trackers wrote, and for saves"
+            fix = f"search it: find {quoted(str(directory))} -name '*.tfevents.*' -o -name 'offline-run-*' -o -name '*.safetensors'"
             self.found.findings.append(Finding("note", "tracker", what, str(directory), fix=fix))
         for one in (checkout, *self._inner(checkout)) if checkout is not None else ():
             for path in one.untracked if isinstance(one, Checkout) else ():
                 self._untracked(one.top, path)
+        self._nearby(directory, found.saves, "beside")
+
+    def _nearby(self, directory: Path, paths: Iterable[Path], row: str) -> None:
+        for path in paths:
+            relative = str(path.relative_to(directory))
+            if not is_ignored(relative, self._ignored) and os.path.realpath(path) not in self._tracked:
+                with suppress(FileNotFoundError):
+                    info = path.stat()
+                    if self._is_new(info):
+                        self.found.files.append(LocalFile(directory, relative, info.st_size, info.st_mtime, row))
 
     def _untracked(self, top: Path, path: Path) -> None:
         relative = str(path.relative_to(top))
@@ -165,7 +174,7 @@ class Looking:
         if stat.S_ISDIR(info.st_mode):
             self._walk(top, "git", below=relative)
         elif stat.S_ISREG(info.st_mode) and self._is_new(info):
-            row = "tracker" if trackers.is_events(path.name) else "git"
+            row = "tracker" if trackers.whose(relative) else "git"
             self.found.files.append(LocalFile(top, relative, info.st_size, info.st_mtime, row))
 
     def _checkout(self, top: Path) -> Checkout | Unclear:
@@ -258,9 +267,7 @@ class Looking:
                 self._seen.add((info.st_dev, info.st_ino))
             elif not self._is_new(info):
                 return
-            self.found.files.append(
-                LocalFile(root, path, info.st_size, info.st_mtime, "tracker" if trackers.is_events(entry.name) else row)
-            )
+            self.found.files.append(LocalFile(root, path, info.st_size, info.st_mtime, "tracker" if trackers.whose(path) else row))
 
 
 def compare(
@@ -387,8 +394,15 @@ def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, bli
         what = f"{_count(members)} {verb} not in git and in no verified checkpoint{example}"
         return Finding("NO", row, what, str(folder), size, age_s, fix)
     if row == "tracker":
-        whose = "1 TensorBoard file" if len(members) == 1 else f"{format_count(len(members))} TensorBoard files"
-        return Finding("NO", row, f"{whose} {verb} in no bucket that is known here{example}", str(folder), size, age_s, fix)
+        what = f"{_count(members)} of {trackers.whose(first.path)} {verb} in no bucket that is known here{example}"
+        return Finding("NO", row, what, str(folder), size, age_s, fix)
+    if row == "beside":
+        what = f"{_count(members)} that looks like a save lies" if len(members) == 1 else f"{_count(members)} that look like saves lie"
+        fix = (
+            f"if a training saves there: stagekit teardown --watch {quoted(str(first.root if first.full == folder else folder))}; or {fix}"
+        )
+        what += f" where nothing is watched, written since a training was started here, and in no verified checkpoint{example}"
+        return Finding("CANNOT TELL", row, what, str(folder), size, age_s, fix)
     network = judge_mount(folder)
     if network.kind == "warned" and network.mount is not None:
         fix += f"; or, if that volume outlives this server: stagekit teardown --durable {shlex.quote(network.mount.point)}"

@@ -222,7 +222,7 @@ def _reach(target: Target) -> tuple[StagekitError | None, StagekitError | None]:
 def _look_around(judged: Judged) -> Found:
     """What lies on this machine. Reads no bucket."""
     own = [home_directory() if judged.home is None else judged.home, *map(Path, judged.scope.spools)]
-    looking = files.Looking(judged.roots, judged.scope.ignored, explicit=judged.explicit, own=own)
+    looking = files.Looking(judged.roots, judged.scope.ignored, explicit=judged.explicit, own=own, home=judged.home)
     looking.watched()
     looking.working(judged.working)
     return looking.found

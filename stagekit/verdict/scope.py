@@ -55,14 +55,15 @@ def open_briefly(where: Where, store: StoreConfig | None) -> Store:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A scope with what is needed to judge it. ``explicit`` are the watched directories that somebody named just now."""
+    """A scope with what is needed to judge it. ``explicit`` are the watched directories that somebody named just now. ``working`` are the
+    directories in which trainings were started, with the time of the first."""
 
     scope: Scope
     targets: tuple[Target, ...]
     roots: tuple[Path, ...]
     explicit: frozenset[str]
     findings: tuple[Finding, ...]
-    working: tuple[Path, ...] = ()
+    working: Mapping[Path, float | None] = field(default_factory=dict)
     publications: tuple[Begun, ...] = ()
     durable: Durable = field(default_factory=Durable)
     home: Path | None = None
@@ -107,7 +108,7 @@ def find_scope(
     here = [by_url[target.url] for target in targets if target.url in by_url]
     roots = explicit or [path for known in here for path in known.watched if _is_there(path)]
     outer = _outermost(roots)
-    working = [] if explicit else sorted({path for known in here for path in known.working if _is_there(path)} - set(outer))
+    working = {} if explicit else _started(here, set(outer))
     ignored = tuple(ignore)
     used = {path for known in recorded for path in known.spools}
     spools = sorted({default_dir(), *used})
@@ -131,11 +132,22 @@ def find_scope(
         tuple(outer),
         frozenset(map(str, explicit)),
         (*findings, *broken, *lasting.judge()),
-        tuple(working),
+        working,
         tuple(publications),
         lasting,
         home,
     )
+
+
+def _started(here: Iterable[KnownRun], watched: Collection[Path]) -> dict[Path, float | None]:
+    """Where trainings were started, and when the first was; ``None`` where that was not noted."""
+    found: dict[Path, float | None] = {}
+    for known in here:
+        for path in known.working:
+            if path not in watched and _is_there(path):
+                times = (found.get(path, known.since_s), known.since_s)
+                found[path] = min((time_s for time_s in times if time_s is not None), default=None)
+    return dict(sorted(found.items()))
 
 
 def _paths(given: Iterable[str | os.PathLike[str]], name: str) -> list[Path]:

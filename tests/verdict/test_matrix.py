@@ -550,6 +550,18 @@ def tensorboard(machine: Machine) -> None:
     (machine.work / "runs" / "first" / "events.out.tfevents.1700000000.host.1.0").write_bytes(b"scalars")
 
 
+def mlflow(machine: Machine) -> None:
+    (machine.work / "mlruns" / "0" / "aa" / "metrics").mkdir(parents=True)
+    (machine.work / "mlruns" / "0" / "aa" / "metrics" / "loss").write_bytes(b"1700000000 0.5 1")
+
+
+def a_save_beside(machine: Machine) -> None:
+    """What git is told to leave out is nobody's loss but for what looks like a save, and is none of the bucket's."""
+    (machine.work / "data" / "final").mkdir(parents=True)
+    (machine.work / "data" / "final" / "model.safetensors").write_bytes(b"the last weights")
+    shutil.copy(next(machine.out.rglob("model.bin")), machine.work / "data" / "copied.pt")
+
+
 def tensorboard_that_is_watched(machine: Machine) -> None:
     tensorboard(machine)
     (machine.work / "runs").rename(machine.out / "runs")
@@ -760,9 +772,11 @@ MATRIX = {
     "wandb: offline": Row(an_offline_wandb_run, 3, "tracker", "a wandb run that was made offline and not synced (8 B", "wandb sync /"),
     "wandb: offline and watched": Row(an_offline_wandb_run_that_is_watched, 3, "tracker", "made offline and not synced", "wandb sync /"),
     "wandb: synced": Row(a_wandb_run_that_is_synced, 0),
-    "TensorBoard": Row(tensorboard, 3, "tracker", "1 TensorBoard file is in no bucket that is known here", "--ignore 'runs/*'"),
-    "TensorBoard, watched": Row(tensorboard_that_is_watched, 3, "tracker", "1 TensorBoard file is in no bucket", "--ignore 'runs/*'"),
-    "TensorBoard, ignored by git": Row(tensorboard_that_git_ignores, 3, "tracker", "1 TensorBoard file is in no", "--ignore 'data/*'"),
+    "a save beside": Row(a_save_beside, 4, "beside", "1 file that looks like a save lies where nothing is watched", "--watch "),
+    "MLflow": Row(mlflow, 3, "tracker", "1 file of MLflow is in no bucket that is known here", "--ignore 'mlruns/*'"),
+    "TensorBoard": Row(tensorboard, 3, "tracker", "1 file of TensorBoard is in no bucket that is known here", "--ignore 'runs/*'"),
+    "TensorBoard, watched": Row(tensorboard_that_is_watched, 3, "tracker", "1 file of TensorBoard is in no bucket", "--ignore 'runs/*'"),
+    "TensorBoard, ignored by git": Row(tensorboard_that_git_ignores, 3, "tracker", "1 file of TensorBoard is in no", "--ignore 'data/*'"),
     "shards: left by a dead process": Row(
         shards_of_a_dead_process, 3, "publication", "shards were built and not published", "stagekit shard DATA "
     ),

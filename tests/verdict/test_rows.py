@@ -19,12 +19,13 @@ from stagekit.processes import Process
 from stagekit.progress import ignore
 from stagekit.runs.heartbeat import Heartbeat
 from stagekit.saves.adapter import base_in
+from stagekit.saves.pulled import note_pulled
 from stagekit.store import open_store
 from stagekit.store.base import ObjectInfo, Store
 from stagekit.store.extras import ExpiryRule
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
-from stagekit.verdict import processes, steps, teardown, trackers
+from stagekit.verdict import nearby, processes, steps, teardown
 from stagekit.verdict.bucket import RunState, look_at_run
 from stagekit.verdict.caches import is_cache
 from stagekit.verdict.durable import Durable
@@ -135,18 +136,45 @@ def test_caches_are_known_by_what_is_in_them(tmp_path: Path) -> None:
     assert is_cache(tmp_path, ["CACHEDIR.TAG"])
 
 
-def test_trackers_are_searched_a_few_levels_deep_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    near = tmp_path / "a" / "b" / "c" / "d"
-    near.mkdir(parents=True)
-    (near / "events.out.tfevents.1").write_bytes(b"1")
-    (near / "e").mkdir()
-    (near / "e" / "events.out.tfevents.2").write_bytes(b"2")
-    assert trackers.look(tmp_path) == ([], [near / "events.out.tfevents.1"], True)
-    monkeypatch.setattr(trackers, "MOST_ENTRIES", 20)
+def test_where_a_training_was_started_is_searched_deep_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / "outputs" / "2026-01-01" / "12-00-00" / "lightning_logs" / "version_0"
+    runs = tmp_path / "mlruns" / "0" / "aa" / "metrics"
+    for folder in (deep, runs):
+        folder.mkdir(parents=True)
+    written = [deep / "events.out.tfevents.1", deep / "metrics.csv", runs / "loss"]
+    for path in written:
+        path.write_bytes(b"1")
+    assert sorted(nearby.look(tmp_path).tracked) == sorted(written)
+    assert nearby.look(tmp_path).whole
+    times = iter([0.0, *[nearby.PATIENCE_S + 1] * 99])
+    assert not nearby.look(tmp_path, monotonic=lambda: next(times)).whole
+    monkeypatch.setattr(nearby, "MOST_ENTRIES", 20)
     (tmp_path / "many").mkdir()
     for number in range(20):
         (tmp_path / "many" / str(number)).touch()
-    assert trackers.look(tmp_path)[2] is False
+    assert not nearby.look(tmp_path).whole
+
+
+def test_what_looks_like_a_save_counts_when_it_was_written_since_and_was_not_brought_here(tmp_path: Path) -> None:
+    def write(name: str, time_s: float = 200.0) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+        os.utime(path, (time_s, time_s))
+        return path
+
+    saves = [write(name) for name in ("final/model.safetensors", "best.pt", "out2/checkpoint-3/state.json", "x/step_7/deep/er/a")]
+    for name in ("old.pt", "data/notes.txt", "checkpoint-final/notes.txt", ".hidden/model.pt", "own/model.pt"):
+        write(name, 50.0 if name == "old.pt" else 200.0)
+    write("hub/model.safetensors")
+    (tmp_path / "hub" / ".cache" / "huggingface" / "download").mkdir(parents=True)
+    for name in ("base/model.safetensors", "base/config.json"):
+        write(name)
+    home = tmp_path / ".home"
+    note_pulled(tmp_path / "base", "s3://bucket/base", {}, home=home)
+    found = nearby.look(tmp_path, 100.0, skips=lambda path: path.name == "own", home=home)
+    assert sorted(found.saves) == sorted(saves)
+    assert nearby.look(tmp_path).saves == [], "where it is not known since when"
 
 
 # -------------------------------------------------------------------------------------------------------------------------- durable
