@@ -144,7 +144,7 @@ class Look:
     """What lies below one root: candidates, and the files that belong to none, by their path below the root.
 
     ``unreadable``: folders and files that could not be looked at, with the reason. ``cut``: where looking ended because the time was
-    over; ``None`` when everything was looked at.
+    over; ``None`` when everything was looked at. ``links`` lead to directories elsewhere that are no saves, and were not followed.
     """
 
     root: Path
@@ -152,12 +152,14 @@ class Look:
     others: Mapping[str, Stat]
     unreadable: Mapping[Path, str] = field(default_factory=dict)
     cut: Path | None = None
+    links: tuple[Path, ...] = ()
 
 
 def look(root: Path, patterns: Sequence[str] = (), *, over: Callable[[], bool] = lambda: False) -> Look:
     """Everything below ``root``. ``patterns`` are shell patterns for paths below it, or for names. What vanishes meanwhile is left out.
 
-    Links to directories are not followed. What has a name that begins with ``.`` or ends in ``.incomplete`` or ``.abandoned`` is nobody's.
+    A link to a directory elsewhere counts when that is a save, and is not followed otherwise: a data set may lie there. What has a name
+    that begins with ``.`` or ends in ``.incomplete`` or ``.abandoned`` is nobody's.
     ``over`` is asked again and again: once it is true, what was seen so far is returned.
     """
     seeing = _Seeing(root, patterns, over)
@@ -165,7 +167,7 @@ def look(root: Path, patterns: Sequence[str] = (), *, over: Callable[[], bool] =
         seeing.enter(root, "")
     except _TimeIsOver as reached:
         return Look(root, tuple(seeing.found), seeing.others, seeing.unreadable, reached.path)
-    return Look(root, tuple(seeing.found), seeing.others, seeing.unreadable)
+    return Look(root, tuple(seeing.found), seeing.others, seeing.unreadable, links=tuple(seeing.links))
 
 
 class _TimeIsOver(Exception):
@@ -185,6 +187,7 @@ class _Seeing:
     found: list[Found] = field(default_factory=list)
     others: dict[str, Stat] = field(default_factory=dict)
     unreadable: dict[Path, str] = field(default_factory=dict)
+    links: list[Path] = field(default_factory=list)
 
     def enter(self, folder: Path, prefix: str) -> None:
         for entry in self._entries(folder):
@@ -196,14 +199,25 @@ class _Seeing:
             except OSError as error:
                 self._note(place, error)
                 continue
-            kind = self._kind(place, path, is_folder)
-            if kind is not None:
+            leads_away = entry.is_symlink() and self._leads_away(place)
+            kind = self._kind(place, path, is_folder or leads_away)
+            if leads_away:
+                if kind is not None:
+                    self.found.append(self._candidate(place, kind, True))
+                else:
+                    self.links.append(place)
+            elif kind is not None:
                 if not entry.is_symlink():  # what it leads to is a candidate itself
                     self.found.append(self._candidate(place, kind, is_folder))
             elif is_folder:
                 self.enter(place, f"{path}/")
             elif (now := self._stat(place)) is not None:
                 self.others[path] = now
+
+    def _leads_away(self, link: Path) -> bool:
+        """Whether ``link`` leads to a directory that is not below the root, and is not around it."""
+        real, root = Path(os.path.realpath(link)), Path(os.path.realpath(self.root))
+        return not real.is_relative_to(root) and not root.is_relative_to(real) and real.is_dir()
 
     def _kind(self, path: Path, relative: str, is_folder: bool) -> Kind | None:
         if is_folder:

@@ -118,13 +118,20 @@ class Collector:
         half = _Half(self._left_s)
         self._looks = [look(root, self._patterns, over=half.is_over) for root in self.roots.values()]
         for one in self._looks:
-            if one.found or one.others or one.unreadable or one.cut is not None:
+            if one.found or one.others or one.unreadable or one.links or one.cut is not None:
                 self._filled.add(one.root)
             for path, why in one.unreadable.items():
                 if path not in self._told_of:
                     self._told_of.add(path)
                     text = f"{_unreadable(path, why)}; look at its mode and owner: ls -ld {shlex.quote(str(path))}"
                     self._on_event(Message(text, "warning"))
+            for path in one.links:
+                if path not in self._told_of:
+                    self._told_of.add(path)
+                    place = path.resolve()
+                    text = f"{path} is a link to {place}, where nothing is looked for"
+                    hint = f"if the command saves there: --watch {shlex.quote(str(place))}"
+                    self._on_event(Message(f"{text}; {hint}", "warning"))
         return self._looks
 
     @property

@@ -30,6 +30,7 @@ import threading
 import time
 
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_SHELLS = ("bash", "dash", "sh", "zsh", "ksh", "busybox")
 _SUBREAPER, _DEATH_SIGNAL = 36, 1
 _LEFT_ALONE_S, _LEFT_ENDING_S = 2.0, 5.0  # for what the command left behind: to end by itself, then after SIGTERM
 
@@ -55,8 +56,8 @@ def _copy(source: int, log: str, target: int) -> None:
     os.close(file)
 
 
-def _descendants() -> list[int]:
-    """All processes below this one, as ``/proc`` tells; none where there is no ``/proc``."""
+def _children() -> dict[int, list[int]]:
+    """All living processes by their parents, as ``/proc`` tells; none where there is no ``/proc``."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
@@ -64,6 +65,19 @@ def _descendants() -> list[int]:
                 fields = file.read().rpartition(")")[2].split()
                 if fields[0] not in ("Z", "X"):
                     children.setdefault(int(fields[1]), []).append(int(name))
+    return children
+
+
+def _is_shell(pid: int) -> bool:
+    """Whether ``pid`` runs a shell, which saves nothing itself."""
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in _SHELLS
+    return False
+
+
+def _descendants() -> list[int]:
+    """All processes below this one."""
+    children = _children()
     found: list[int] = []
     below = [os.getpid()]
     while below:
@@ -87,6 +101,7 @@ class _Guard:
         self.stdout = int(str(options["stdout"]))
         self.kill_at: float | None = None
         self.asked: set[int] = set()
+        self.started: set[int] | None = None  # what a shell had below itself when it was first sent a signal, and has not ended well
         self.cut_ns = 0
         self.code: int | None = None
         self.pid = 0
@@ -120,6 +135,8 @@ class _Guard:
 
     def to_group(self, number: int) -> None:
         if number != signal.SIGKILL:
+            if not self.asked and _is_shell(self.pid):
+                self.started = set(_children().get(self.pid, [])) or None
             self.asked.add(number)
         if self.code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -215,7 +232,11 @@ class _Guard:
                 if not pid:
                     break
                 if self.cut_ns and self.was_cut(status):
-                    self.cut_ns = time.time_ns()
+                    self.cut_ns, self.started = time.time_ns(), None
+                elif self.started is not None:
+                    self.started.discard(pid)
+        if self.started == set() and self.code is not None and -self.code in self.asked:
+            self.cut_ns = 0  # the shell died of the signal, and all that it had started ended well: nobody who saves was cut off
         return left
 
 

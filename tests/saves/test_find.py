@@ -231,6 +231,23 @@ def test_lightning_needs_quiet_and_the_end_of_its_zip(tmp_path: Path, watch: Wat
     assert found.sizes == {"epoch=1-step=40.ckpt": len(whole)}
 
 
+def test_a_link_to_a_save_elsewhere_is_one_and_one_to_anything_else_is_not_followed(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "out", tmp_path / "scratch"
+    root.mkdir()
+    (elsewhere / "data").mkdir(parents=True)
+    (elsewhere / "data" / "a.txt").write_text("a sample")
+    save(elsewhere, 4)
+    (root / "checkpoint-4").symlink_to(elsewhere / "checkpoint-4")
+    (root / "data").symlink_to(elsewhere / "data")
+    (root / "up").symlink_to(tmp_path)
+    (root / "nowhere").symlink_to(tmp_path / "nowhere")
+    seen = look(root)
+    assert [found.name for found in seen.found] == ["checkpoint-4"]
+    assert seen.found[0].lacking() == []
+    assert seen.links == (root / "data",)
+    assert seen.others == {}
+
+
 def test_a_link_to_the_last_one_is_no_checkpoint_of_its_own(tmp_path: Path) -> None:
     torch.save({"global_step": 1}, tmp_path / "a.ckpt")
     (tmp_path / "last.ckpt").symlink_to("a.ckpt")
