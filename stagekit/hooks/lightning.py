@@ -94,6 +94,9 @@ class StagekitCheckpointIO(CheckpointIO):
         if "://" in str(path):
             raise UsageError(f"{path} is no local path. Let ModelCheckpoint save to a local dirpath; the run sends it to {self.run.url}")
         self.inner.save_checkpoint(checkpoint, os.fspath(path), storage_options)
+        folder = Path(path).absolute().parent
+        if folder not in (Path.cwd(), Path.home()):
+            self.run.watch(folder)
         self._removals = [(waiting, number) for waiting, number in self._removals if Path(waiting) != Path(path)]
         number = len(self._uploads)
         self._uploads.append(Upload(int(checkpoint["global_step"])))

@@ -51,6 +51,11 @@ def known_runs(home: Path | None = None) -> list[KnownRun]:
     return sorted((_read(path) for path in paths_in(folder, "*.json")), key=lambda known: known.url)
 
 
+def unfinished_records(home: Path | None = None) -> list[Path]:
+    """What is left of records that could not be written to their end. Raises ``OSError`` where that may not be looked at."""
+    return sorted(path for path in paths_in((home or home_directory()) / "runs", ".*.json.*") if not _lives(path))
+
+
 def known_run(url: str, home: Path | None = None) -> KnownRun | None:
     """The run at ``url``, if this machine wrote to it. Raises like ``known_runs``."""
     path = record_path(url, home or home_directory())
@@ -86,7 +91,7 @@ def remember(
         saves.update(set(before.handed) - directories)
         # Rotated checkpoints do not pile up. Another directory that is gone may have been moved.
         directories.update(directory for directory in before.watched if directory not in before.handed or directory.exists())
-        places.update(directory for directory in before.working if directory.exists())
+        places.update(before.working)
         datasets = {**before.datasets, **datasets}
         sessions = [*(one for one in before.sessions if one != session), *sessions][-_SESSIONS:]
     disks = {directory: device for directory in sorted(directories) if (device := _device(directory)) is not None}
@@ -122,11 +127,25 @@ def remember(
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(seal(values))
     temporary.replace(path)
+    for left in paths_in(path.parent, f".{path.name}.*"):
+        if not _lives(left):
+            left.unlink(missing_ok=True)  # it was about this run, which is noted now
 
 
 def record_path(url: str, home: Path) -> Path:
     """Where ``home`` keeps what it knows of the run at ``url``."""
     return home / "runs" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+
+
+def _lives(temporary: Path) -> bool:
+    """Whether the process that writes ``temporary`` lives."""
+    try:
+        os.kill(int(temporary.name.rpartition(".")[2]), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _device(directory: Path) -> int | None:

@@ -255,9 +255,12 @@ class Run:
         path = Path(directory).expanduser().absolute()
         self._refuse_wrapper()
         self._note_working_directory()
+        real = path.resolve()
         if path not in self._watched:
             # What was rotated away meanwhile is no longer looked at: a long training must not remember every checkpoint it ever had.
-            self._watched = {one for one in self._watched if one.exists()} | {path}
+            self._watched = {one for one in self._watched if one.exists() or one not in self._submitted} | {path, real}
+            if path in self._submitted:
+                self._submitted.add(real)  # a link may lead elsewhere later
             if self._spool is not None:
                 self._remember()
 

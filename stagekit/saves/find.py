@@ -111,8 +111,9 @@ class Found:
             return trainer.Expected.seen_in(self.path, world_size).missing(self.path, step)
         if self.kind == "dcp":
             return missing_dcp(self.path)
-        base = self.path if self.path.is_dir() else self.path.parent
-        return [path for path in self.stats if path.endswith(_HAVE_AN_END) and not is_whole(base / path)]
+        if self.path.is_file():
+            return [] if not self.path.name.endswith(_HAVE_AN_END) or is_whole(self.path) else ["its end"]
+        return [path for path in self.stats if path.endswith(_HAVE_AN_END) and not is_whole(self.path / path)]
 
     def why_not(self) -> str:
         """The sentence about one that is not sent."""

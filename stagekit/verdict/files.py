@@ -142,13 +142,14 @@ class Looking:
             return
         top = enclosing(directory.resolve())
         checkout = self._checkout(top) if top is not None else None
-        found = nearby.look(directory, since_s, skips=self._is_own, home=self._home)
+        found = nearby.look(directory, since_s, skips=self._is_passed_over, home=self._home)
         self.found.wandb.update(found.wandb)
         self._nearby(directory, found.tracked, "tracker")
-        if not found.whole:
-            what = "so much lies here that not all of it was searched for what trackers wrote, and for saves"
-            fix = f"search it: find {quoted(str(directory))} -name '*.tfevents.*' -o -name 'offline-run-*' -o -name '*.safetensors'"
-            self.found.findings.append(Finding("note", "tracker", what, str(directory), fix=fix))
+        if found.cut is not None:
+            much = "so much lies here" if found.cut == "below" else "links lead to so much"
+            what = f"{much} that not all of it was searched for what trackers wrote, and for saves, in {nearby.PATIENCE_S:.0f} s"
+            fix = "name a folder that need not be searched, such as one with data: stagekit teardown --ignore FOLDER"
+            self.found.findings.append(Finding("CANNOT TELL" if found.cut == "below" else "note", "tracker", what, str(directory), fix=fix))
         for one in (checkout, *self._inner(checkout)) if checkout is not None else ():
             for path in one.untracked if isinstance(one, Checkout) else ():
                 self._untracked(one.top, path)
@@ -203,6 +204,9 @@ class Looking:
         checkout = self._ask(top)
         if isinstance(checkout, Checkout) and any(path.startswith(f"{real}/") for path in checkout.tracked):
             self._checkout(top)
+
+    def _is_passed_over(self, path: Path, relative: str) -> bool:
+        return is_ignored(relative, self._ignored) or self._is_own(path)
 
     def _is_own(self, path: Path) -> bool:
         return os.path.realpath(path) in self._own
@@ -292,9 +296,10 @@ def compare(
     for (row, folder), members in _folders(lost).items():
         finding = _lost(row, folder, members, now_s, blind=blind, runs=bool(states), why=unfinished.get(folder, ""))
         findings.append(durable.excuse(finding, folder))
-    for (_, folder), members in _folders(given_up).items():
-        what = f"{_count(members)} of steps that policy dropped"
-        findings.append(Finding("note", "superseded", what, str(folder), sum(file.size for file in members), _age(members, now_s)))
+    for root in sorted({file.root for file in given_up}):  # there may be a folder for each of hundreds of steps
+        members = [file for file in given_up if file.root == root]
+        what = f"{_count(members)} of steps that policy dropped, such as {members[0].path}"
+        findings.append(Finding("note", "superseded", what, str(root), sum(file.size for file in members), _age(members, now_s)))
     for (_, folder), members in _folders(gone).items():
         what = f"{_count(members)} went away during the look, so something still writes here"
         findings.append(durable.excuse(Finding("CANNOT TELL", "file", what, str(folder), fix="look again: stagekit teardown"), folder))
@@ -390,7 +395,8 @@ def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, bli
         return Finding("CANNOT TELL", row, what, str(folder), size, age_s, fix)
     verb = "is" if len(members) == 1 else "are"
     if row == "git":
-        fix = f"git -C {quoted(str(first.root))} add {quoted(folder.name)}, commit and push; or {fix}"
+        at = f"git -C {quoted(str(first.root))}"
+        fix = f"{at} add {quoted(folder.name)} && {at} commit -m 'before teardown' && {at} push; or {fix}"
         what = f"{_count(members)} {verb} not in git and in no verified checkpoint{example}"
         return Finding("NO", row, what, str(folder), size, age_s, fix)
     if row == "tracker":

@@ -188,7 +188,7 @@ def judge(
         findings.append(_judge_beside(checkout, at, now_s, outlives))
     if checkout.stashed:
         what = f"{_count(checkout.stashed, 'stash', 'stashes')}, which no push takes along"
-        fix = f"{at} stash branch rescued && {at} commit -am rescued && {at} push --all; or {at} stash drop"
+        fix = f"{at} stash branch stashed && {at} commit -am stashed && {at} push --all; or {at} stash drop"
         findings.append(Finding("NO", "git", what, top, age_s=now_s - max(checkout.stashed), fix=fix))
     return findings
 

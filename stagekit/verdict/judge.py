@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ..config import StoreConfig, home_directory
 from ..errors import StagekitError, StoreError
@@ -279,8 +280,13 @@ def _outlives(durable: Durable, directory: Path) -> bool:
 
 
 def _on_this_machine(target: Target, durable: Durable) -> list[Finding]:
-    """A run in a directory of this machine's own disk: what was saved there goes with the server."""
+    """A run in a directory of this machine's own disk: what was saved there goes with the server. So may a store that answers here."""
     location = Location.parse(target.url)
+    if location.scheme == "s3" and (endpoint := StoreConfig.in_force(target.store, target.url)) is not None:
+        host = urlsplit(endpoint.endpoint_url or "").hostname or ""
+        if host == "localhost" or host.startswith("127.") or host == "::1":
+            what = f"its store answers at {endpoint.endpoint_url}: if that runs on this machine, and is no tunnel, it goes with it"
+            return [Finding("note", "disk", what, target.url)]
     if not location.is_directory or durable.holds(location.local_path) or not Path(location.local_path).exists():
         return []
     mount = judge_mount(location.local_path)

@@ -13,6 +13,7 @@ from ..errors import StagekitError, UsageError
 from ..mounts import judge
 from ..publishing.begun import Begun
 from ..runs import KnownRun, known_runs, parse_reference
+from ..runs.home import unfinished_records
 from ..runs.spool import default_dir, is_there
 from ..store import Where, open_store
 from ..store.base import Store
@@ -95,21 +96,23 @@ def find_scope(
     try:
         # What was in another process's memory is gone, whatever becomes of this server.
         recorded = [known for known in known_runs(home) if not known.url.startswith("memory://")]
+        findings.extend(_half_written(path) for path in unfinished_records(home))
     except (StagekitError, OSError) as error:
         fix = "name the runs and directories: stagekit teardown --run RUN --watch DIR"
         if isinstance(error, OSError) and error.filename:
             fix = f"see {owner(error.filename)}; or {fix}"
         what = f"this machine's records cannot be read: {error}"
         findings.append(Finding("CANNOT TELL", "records", what, str(home or home_directory()), fix=fix))
+    ignored = tuple(ignore)
     by_url = {known.url: known for known in recorded}
     named = list({target.url: target for target in (_named(where, by_url, store) for where in runs)}.values())
     targets = named or [Target(known.url, known.url, store or known.store, known.datasets, known.watched) for known in recorded]
     explicit = _paths(watch, "watch")
     here = [by_url[target.url] for target in targets if target.url in by_url]
     roots = explicit or [path for known in here for path in known.watched if _is_there(path)]
-    outer = _outermost(roots)
-    working = {} if explicit else _started(here, set(outer))
-    ignored = tuple(ignore)
+    outer = _outermost(_each_once(roots))
+    working, left = _started(here, set(outer), ignored)
+    findings.extend(left)
     used = {path for known in recorded for path in known.spools}
     spools = sorted({default_dir(), *used})
     findings.extend(_lost_spool(path) for path in sorted(used) if not _spool_is_there(path))
@@ -139,15 +142,42 @@ def find_scope(
     )
 
 
-def _started(here: Iterable[KnownRun], watched: Collection[Path]) -> dict[Path, float | None]:
-    """Where trainings were started, and when the first was; ``None`` where that was not noted."""
+def _half_written(path: Path) -> Finding:
+    what = "a run could not be noted here, as when the disk is full, so that the scope may lack it and its directories"
+    fix = f"name them: stagekit teardown --run RUN --watch DIR; then let go of the trace: rm {quoted(str(path))}"
+    return Finding("CANNOT TELL", "records", what, str(path), fix=fix)
+
+
+def _started(
+    here: Iterable[KnownRun], watched: Collection[Path], ignored: Collection[str]
+) -> tuple[dict[Path, float | None], list[Finding]]:
+    """Where trainings were started, and when the first was (``None`` where that was not noted); and findings about places that are gone."""
     found: dict[Path, float | None] = {}
+    gone: dict[Path, str] = {}
     for known in here:
         for path in known.working:
-            if path not in watched and _is_there(path):
+            if not _is_there(path):
+                gone.setdefault(path, known.url)
+            elif path not in watched:
                 times = (found.get(path, known.since_s), known.since_s)
                 found[path] = min((time_s for time_s in times if time_s is not None), default=None)
-    return dict(sorted(found.items()))
+    findings = []
+    for path, url in sorted(gone.items()):
+        if not is_ignored(str(path), ignored):
+            what = f"a training was started in {path}, which is not there any more: its code, and what trackers wrote there, is not judged"
+            fix = f"move it back; or, if it was removed on purpose: stagekit teardown --ignore {quoted(str(path))}"
+            findings.append(Finding("CANNOT TELL", "started", what, url, fix=fix))
+    return dict(sorted(found.items())), findings
+
+
+def _each_once(paths: Iterable[Path]) -> list[Path]:
+    """Without those that are another way to the same directory."""
+    found: dict[Path, Path] = {}
+    for path in sorted(set(paths)):
+        real = path if judge(path).kind == "refused" else path.resolve()  # a mount that hangs is not touched
+        if real not in found or found[real] == real:
+            found[real] = path
+    return list(found.values())
 
 
 def _paths(given: Iterable[str | os.PathLike[str]], name: str) -> list[Path]:

@@ -240,6 +240,11 @@ class Collector:
                 text = f"{found.path} {doubt}; it is no checkpoint, stays local, and is called {target.name} now"
                 self._on_event(Message(f"{text}. If it is whole, rename it back: the next stagekit run here sends it", "warning"))
                 self.aside.append(target)
+            elif not still and (missing := self._missing_of(found)):
+                if found.path not in self._told:  # a trainer that stands still in the middle of a save is quiet as well
+                    self._told.add(found.path)
+                    text = f"{found.path} lacks {', '.join(missing[:3])}, which the save before it has, so it is waited for"
+                    self._on_event(Message(f"{text}; it is sent once a later one is begun", "warning"))
             else:
                 self._hand_over(found, still=still)
         self._tell_missed(still=still)
@@ -335,10 +340,14 @@ class Collector:
         """
         if cut_ns is not None and not self._is_certain(found, cut_ns):
             return "was written just before the command was killed or failed, and nothing tells whether it is whole"
-        if found.tells_its_end() or self._is_begun_later(found):
-            return None
-        missing = sorted(self._shapes.get((found.root, _shape(found.name)), set()) - {_shape(name) for name in found.stats})
+        missing = self._missing_of(found)
         return f"lacks {', '.join(missing[:3])}, which the save before it has" if missing else None
+
+    def _missing_of(self, found: Found) -> list[str]:
+        """What the save before ``found`` has and it lacks, as long as that may still come."""
+        if found.tells_its_end() or self._is_begun_later(found):
+            return []
+        return sorted(self._shapes.get((found.root, _shape(found.name)), set()) - {_shape(name) for name in found.stats})
 
     def _is_begun_later(self, found: Found) -> bool:
         """Whether another save was begun after the last write to ``found``."""

@@ -42,7 +42,7 @@ def clear_way(collector: Collector, on_event: Subscriber) -> None:
     """Rename what a killed trainer left unfinished, so that the next one does not take it for its newest checkpoint."""
     collector.look()
     for found in collector.unfinished():
-        if found.kind in ("trainer", "dcp") and not found.unreadable:
+        if (found.kind in ("trainer", "dcp") or found.path.is_file()) and not found.unreadable:
             lacking = ", ".join(found.lacking()[:3])
             target = set_aside(found)
             on_event(Message(f"{found.path} was never finished (it lacks {lacking}); it is called {target.name} now", "warning"))
@@ -90,6 +90,9 @@ def _start(
         local = ahead[-1]
         if newest is not None:
             on_event(Message(f"going on from {local.path}, which {run.url} does not hold; its newest is step {newest.step}"))
+        else:
+            text = f"going on from {local.path}, which lay here before, and which {run.url}, a new run, is given as its first checkpoint"
+            on_event(Message(f"{text}; if that is another training's, end this one and give a --watch of its own", "warning"))
         _check_world(str(local.path), list(local.stats), None, world_size, on_event)
         return Start(local.path, local.step())
     if newest is None:

@@ -136,7 +136,7 @@ def test_caches_are_known_by_what_is_in_them(tmp_path: Path) -> None:
     assert is_cache(tmp_path, ["CACHEDIR.TAG"])
 
 
-def test_where_a_training_was_started_is_searched_deep_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_training_was_started_is_searched_deep_and_not_without_end(tmp_path: Path) -> None:
     deep = tmp_path / "outputs" / "2026-01-01" / "12-00-00" / "lightning_logs" / "version_0"
     runs = tmp_path / "mlruns" / "0" / "aa" / "metrics"
     for folder in (deep, runs):
@@ -145,14 +145,18 @@ def test_where_a_training_was_started_is_searched_deep_and_not_without_end(tmp_p
     for path in written:
         path.write_bytes(b"1")
     assert sorted(nearby.look(tmp_path).tracked) == sorted(written)
-    assert nearby.look(tmp_path).whole
+    assert nearby.look(tmp_path).cut is None
     times = iter([0.0, *[nearby.PATIENCE_S + 1] * 99])
-    assert not nearby.look(tmp_path, monotonic=lambda: next(times)).whole
-    monkeypatch.setattr(nearby, "MOST_ENTRIES", 20)
-    (tmp_path / "many").mkdir()
-    for number in range(20):
-        (tmp_path / "many" / str(number)).touch()
-    assert not nearby.look(tmp_path).whole
+    assert nearby.look(tmp_path, monotonic=lambda: next(times)).cut == "below"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mlruns").rename(tmp_path / "elsewhere" / "mlruns")
+    started = tmp_path / "started"
+    started.mkdir()
+    (started / "mlruns").symlink_to(tmp_path / "elsewhere" / "mlruns")
+    (started / "circle").symlink_to(started)
+    times = iter([0.0, 0.0, *[nearby.PATIENCE_S + 1] * 99])
+    assert nearby.look(started, monotonic=lambda: next(times)).cut == "links"
+    assert nearby.look(started).tracked == [started / "mlruns" / "0" / "aa" / "metrics" / "loss"]
 
 
 def test_what_looks_like_a_save_counts_when_it_was_written_since_and_was_not_brought_here(tmp_path: Path) -> None:
@@ -172,7 +176,7 @@ def test_what_looks_like_a_save_counts_when_it_was_written_since_and_was_not_bro
         write(name)
     home = tmp_path / ".home"
     note_pulled(tmp_path / "base", "s3://bucket/base", {}, home=home)
-    found = nearby.look(tmp_path, 100.0, skips=lambda path: path.name == "own", home=home)
+    found = nearby.look(tmp_path, 100.0, skips=lambda path, relative: relative == "own", home=home)
     assert sorted(found.saves) == sorted(saves)
     assert nearby.look(tmp_path).saves == [], "where it is not known since when"
 

@@ -272,6 +272,45 @@ def test_a_save_that_never_gets_quiet_is_told_once(tmp_path: Path) -> None:
     )
 
 
+def test_a_save_that_stands_still_and_lacks_what_the_one_before_has_is_waited_for(tmp_path: Path) -> None:
+    told: list[Event] = []
+    now_s = 0.0
+    with Run(str(tmp_path / "run")) as run:
+        collector = Collector(
+            run,
+            {"out": tmp_path / "out"},
+            patterns=("ck-*",),
+            quiet_s=30,
+            world_size=None,
+            logs=None,
+            printed=(),
+            on_event=told.append,
+            monotonic=lambda: now_s,
+        )
+
+        def look(step: int, *names: str) -> int:
+            nonlocal now_s
+            for name in names:
+                path = tmp_path / "out" / f"ck-{step}" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"x")
+            for _ in range(3):
+                collector.scan()
+                now_s += 31
+            return collector.submitted
+
+        assert look(1, "a.raw", "b.raw") == 1
+        assert look(2, "a.raw") == 1, "its trainer is slow, or was killed behind a shell"
+        assert look(3, "a.raw", "b.raw") == 3, "2 was all there was to it"
+        assert look(4, "a.raw") == 3
+        assert look(4, "b.raw") == 4
+    texts = [event.text for event in told if isinstance(event, Message) and event.level == "warning"]
+    assert [text.partition(" lacks b.raw, which the save before it has")[0] for text in texts] == [
+        f"{tmp_path}/out/ck-2",
+        f"{tmp_path}/out/ck-4",
+    ]
+
+
 def test_the_same_step_of_two_generations_is_told_apart_by_content(tmp_path: Path) -> None:
     url = str(tmp_path / "run")
     make_checkpoint(DirectoryStore(url), 5, {"w.npz": b"old"})

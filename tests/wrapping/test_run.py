@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -140,7 +141,8 @@ def test_logs_alone_are_no_yes_since_the_command_may_have_saved_elsewhere(machin
     judged = machine.stagekit("teardown", *machine.durable)
     assert judged.code == 4, judged.out
     assert "files were seen below it, and its run has no checkpoint: the training may have saved to another directory" in judged.out
-    assert machine.stagekit("teardown", *machine.durable, "--ignore", machine.url).code == 0
+    assert machine.stagekit("teardown", *machine.durable, "--ignore", machine.url).code == 4, "a model lies beside it"
+    assert machine.stagekit("teardown", *machine.durable, "--ignore", machine.url, "--ignore", "model").code == 0
     assert machine.stagekit("teardown", *machine.durable, "--run", machine.url, "--watch", "model").code == 3
 
 
@@ -612,6 +614,19 @@ def test_checkpoints_that_another_program_left_where_the_run_is_to_lie_are_not_p
     assert f"stagekit cp {machine.url} {machine.out}" in refused.err
     assert machine.run("1", options=("--resume", "never")).code == 0
     assert machine.run("1").code == 0, "it is a run now"
+
+
+def test_a_torn_file_is_out_of_the_way_at_the_next_start_and_a_save_of_another_training_is_told(machine: Machine) -> None:
+    machine.out.mkdir()
+    with zipfile.ZipFile(machine.out / "m-2.pt", "w") as whole:
+        whole.writestr("data", b"weights" * 100)
+    (machine.out / "m-3.pt").write_bytes((machine.out / "m-2.pt").read_bytes()[:-30])
+    done = machine.stagekit(*machine.line(["bash", "-c", "ls out; echo $STAGEKIT_RESUME_FILE"], "--pattern", "*.pt"))
+    assert done.code == 0, done.err
+    assert done.out.split() == ["m-2.pt", "m-3.pt.incomplete", str(machine.out / "m-2.pt")]
+    assert "m-3.pt was never finished (it lacks its end); it is called m-3.pt.incomplete now" in done.err
+    assert f"going on from {machine.out}/m-2.pt, which lay here before" in done.err
+    assert machine.steps() == [2]
 
 
 def test_a_torn_save_is_no_checkpoint_when_a_shell_hides_that_its_trainer_was_killed(machine: Machine) -> None:
