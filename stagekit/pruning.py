@@ -186,9 +186,12 @@ def survey(
         else:
             _add_dataset(pruning, place, before_s, on_event)
     if kind is None:
+        told = uploads_if_told(opened)
+        if not told and not any(opened.list()):
+            raise UsageError(f"pruning {opened.location}: there is nothing at this URL; look for it: stagekit ls {opened.location.parent}")
         uploads = tuple(
             upload
-            for upload in _uploads(opened, uploads_if_told(opened), on_event)
+            for upload in _uploads(opened, told, on_event)
             if _is_older(upload.started_s, before_s) and not any(upload.key.startswith(folder) for folder in handled)
         )
         pruning.add(Place(pruning.url, "folder", (), (), uploads), lambda on_event: _abort(opened, uploads, on_event))
@@ -224,6 +227,8 @@ def _add_run(pruning: Pruning, store: Store, policy: Policy, before_s: float, al
             "Run, or pass --allow-live"
         )
     plan = retention.plan(store, policy, leftovers_before_s=before_s, over=over, by_line=False)
+    if plan.undecided is not None:
+        raise UsageError(f"pruning {store.location}: {plan.undecided}")
     manifests = [(one.name.manifest_key, None) for one in plan.checkpoints]
     steps = tuple(one.step for one in plan.checkpoints)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
 from ..outages import Outages
 from ..progress import Event, Message, Progress, Stage
-from ..units import format_count, format_duration, format_rate, format_size
+from ..units import counted, format_count, format_duration, format_rate, format_size
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -79,7 +79,7 @@ def columns(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> list
 
 def format_amount(amount: float, unit: str) -> str:
     """``1.5 GB`` for bytes, ``1,797 samples`` for the rest."""
-    return format_size(amount) if unit == "bytes" else f"{format_count(round(amount))} {unit}"
+    return format_size(amount) if unit == "bytes" else counted(round(amount), unit.removesuffix("s"), unit)
 
 
 class _Rate:
@@ -154,7 +154,8 @@ def progress_text(event: Progress, rate: float | None) -> str:
     if event.total is not None and not (event.finished and event.done == event.total):
         total = format_amount(event.total, event.unit)
         share = f" ({100 * event.done // event.total} %)" if event.total else ""
-        text = f"{event.task}: {format_amount(event.done, event.unit).removesuffix(' ' + event.unit)} of {total}{share}"
+        done = format_size(event.done) if event.unit == "bytes" else format_count(event.done)
+        text = f"{event.task}: {done} of {total}{share}"
     if rate is not None:
         text += f", {format_rate(rate) if event.unit == 'bytes' else f'{format_count(round(rate))} {event.unit}/s'}"
         if event.total is not None and not event.finished and event.done < event.total:

@@ -121,7 +121,7 @@ def command(
         raise UsageError("--column is for --format mds; a tar holds the bytes of a field as they are")
     prepared = publishing.source_of(source, labels=labels, on_bad=on_bad, store=store, on_event=printer.on_event, **folder)
     cut: dict[str, Any] = {
-        "shard_size": shard_size or (SHARD_SIZE if shard_format == "mds" else "256MiB"),
+        "shard_size": shard_size if shard_size is not None else SHARD_SIZE if shard_format == "mds" else "256MiB",
         "samples_per_shard": samples_per_shard,
     }
     if dry_run:

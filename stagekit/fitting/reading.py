@@ -6,6 +6,7 @@ import json
 import os
 import re
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ _CONFIG = "config.json"
 _MOST_HEADER = 100_000_000
 """As the safetensors library has it."""
 _HUB = re.compile(r"(?:hf://(?:models/)?|https?://huggingface\.co/)?(?P<org>\w[\w.-]*)/(?P<model>\w[\w.-]*)(?:/.*)?")
+_NUMBERED = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<all>\d{5})\.safetensors")
 _SIZE = re.compile(r"(?<![\w.])\d+(?:\.\d+)?[BM](?![a-z0-9])", re.IGNORECASE)
 
 
@@ -49,11 +51,23 @@ def _instead(said: str) -> str:
 def _directory(path: Path, said: str) -> Model:
     config = of_config(_config(path / _CONFIG), said=said) if (path / _CONFIG).is_file() else None
     files = sorted(path.glob("*.safetensors"))
+    if missing := sorted(_named(path, files) - {file.name for file in files}):
+        raise UsageError(f"model: {said} lacks {missing[0]}, so that it would be counted too small; fetch it, or give a parameter count")
     if files:
         return of_tensors([tensor for file in files for tensor in _tensors(file)], said=said, config=config)
     if config is None:
         raise UsageError(f"model: {said} holds neither {_CONFIG} nor a safetensors file; give a parameter count, such as 7B")
     return config
+
+
+def _named(path: Path, files: Iterable[Path]) -> set[str]:
+    """All files of safetensors that those of ``path`` say there are: by their numbers, or by the index."""
+    numbered = [match for file in files if (match := _NUMBERED.fullmatch(file.name)) is not None]
+    named = {f"{one['stem']}-{number:05d}-of-{one['all']}.safetensors" for one in numbered for number in range(1, int(one["all"]) + 1)}
+    for index in path.glob("*.safetensors.index.json"):
+        weights = _config(index).get("weight_map")
+        named |= {str(name) for name in weights.values()} if isinstance(weights, dict) else set()
+    return named
 
 
 def _config(path: Path) -> dict[str, Any]:

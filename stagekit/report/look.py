@@ -18,7 +18,7 @@ from ..histogram import buckets
 from ..page.file import check_target
 from ..parallel import each
 from ..progress import Subscriber, ignore
-from ..runs import catalog, known_runs, spool
+from ..runs import catalog, commits, known_runs, spool
 from ..runs.layout import RUN_JSON, Checkpoint, CheckpointName, FileRecord, RunRecord, address_of, parse_reference
 from ..runs.traffic import recorded
 from ..shards.index import index_from_bytes
@@ -163,14 +163,21 @@ def _run_info(opened: Store, price_per_gb: float | None, now_s: float) -> RunInf
         created_s = None
     found = catalog.read_all(opened)
     checkpoints, behind = tuple(reversed(found.checkpoints)), catalog.addresses(found)
+    broken: list[str] = []
+    catalog.first_whole(
+        opened, lambda: catalog.attempts(opened), lambda one: catalog.confirm(opened, one), lambda error: broken.append(str(error))
+    )
+    damaged = dict.fromkeys([*(str(error) for _, error in reversed(found.damaged)), *broken])
+    vanished = commits.newest(opened, found.uncommitted)
+    unfinished = [name for name in reversed(found.uncommitted) if name != vanished]
     lending, pickled = catalog.lending(found.uncommitted, checkpoints), _Pickles(opened)
     return RunInfo(
         url,
         created_s,
         tuple(_checkpoint_info(url, behind[checkpoint.name], checkpoint, pickled) for checkpoint in checkpoints),
         stored_bytes(checkpoints),
-        tuple(AttemptInfo(name.step, name.generation, _delivered(opened, name), name in lending) for name in reversed(found.uncommitted)),
-        tuple(str(error) for _, error in reversed(found.damaged)),
+        tuple(AttemptInfo(name.step, name.generation, _delivered(opened, name), name in lending) for name in unfinished),
+        tuple(damaged),
         tuple(_pending(url)),
         *recorded(opened),
         price_per_gb,

@@ -55,6 +55,15 @@ class Policy:
         """The metric that decides what is best, and whether small or large is good."""
         return (self.keep_best[0], self.keep_best[1]) if self.keep_best is not None else None
 
+    def undecided(self, checkpoints: Sequence[Checkpoint]) -> str | None:
+        """Why what is best cannot be told, in words: ``checkpoints`` have other metrics than the one that decides. Nothing is dropped
+        then."""
+        if self.keep_best is None or not checkpoints or any(self.keep_best[0] in one.metrics for one in checkpoints):
+            return None
+        names = sorted({name for one in checkpoints for name in one.metrics})
+        there = f"the metrics there are: {', '.join(names)}" if names else "they have no metrics"
+        return f"no checkpoint has the metric {self.keep_best[0]!r}, by which keep_best is to decide, so nothing is removed; {there}"
+
     def dropped(
         self, checkpoints: Sequence[Checkpoint], *, protected: Collection[CheckpointName], by_line: bool = True
     ) -> list[Checkpoint]:
@@ -73,6 +82,8 @@ class Policy:
         return sorted((one for own in lines.values() for one in self._dropped(own, protected)), key=lambda one: one.name)
 
     def _dropped(self, ordered: Sequence[Checkpoint], protected: Collection[CheckpointName]) -> list[Checkpoint]:
+        if self.undecided(ordered) is not None:
+            return []
         kept = {ordered[-1].name, *protected}
         if self.keep_last is not None:
             kept.update(one.name for one in ordered[-self.keep_last :])
@@ -88,12 +99,13 @@ class Policy:
 class PrunePlan:
     """What a prune removes: whole checkpoints, the data objects that go with them, rubbish of dead writers, unfinished uploads.
 
-    ``uploads`` is ``None`` where the keys may not list them.
+    ``uploads`` is ``None`` where the keys may not list them. ``undecided`` is that of ``Policy``.
     """
 
     checkpoints: tuple[Checkpoint, ...]
     objects: tuple[tuple[str, int], ...]
     uploads: tuple[OpenUpload, ...] | None
+    undecided: str | None = None
 
     @property
     def freed_bytes(self) -> int:
@@ -153,7 +165,8 @@ def plan(
         uploads = uploads_if_told(store, CHECKPOINTS)
         if uploads is not None:
             uploads = tuple(upload for upload in uploads if _is_abandoned(upload, current, leftovers_before_s))
-    return PrunePlan(tuple(drop), tuple((key, size) for key, size in sorted(objects.items()) if key not in referenced), uploads)
+    sized = tuple((key, size) for key, size in sorted(objects.items()) if key not in referenced)
+    return PrunePlan(tuple(drop), sized, uploads, policy.undecided(found.checkpoints))
 
 
 def execute(store: Store, plan: PrunePlan, *, check: Callable[[], None], on_event: Subscriber = ignore) -> None:

@@ -186,10 +186,12 @@ class Run:
             full = _is_full(error, reserved)  # told before what was written is removed
             spool.release(reserved)
             if full:
-                raise OutOfSpace(
+                refused = OutOfSpace(
                     f"saving step {step} of {self.url} to {spool.directory}: the disk is full; free some space, or give spool_dir= on "
                     "another disk"
-                ) from error
+                )
+                uploader.lose(step, refused)
+                raise refused from error
             raise
         self._hand_over(uploader, entry)
 
@@ -244,8 +246,12 @@ class Run:
         self.watch(source)
         entry = self._entry(uploader, step, epoch, metrics, final)
         entry.identity = {name: value for name, value in {**entry.identity, **made_with}.items() if value is not None}
-        with self._spooling():
-            entry = spool.pin(source, entry, holding=holding)
+        try:
+            with self._spooling():
+                entry = spool.pin(source, entry, holding=holding)
+        except OutOfSpace as error:
+            uploader.lose(step, error)
+            raise
         upload = self._hand_over(uploader, entry)
         self._raise_sticky(uploader)
         return upload
@@ -303,6 +309,7 @@ class Run:
             store=StoreConfig.in_force(self._config, self.url),
             step=step,
             counter=uploader.next_counter(),
+            name=uploader.name_for(step),
             epoch=epoch,
             metrics=_numbers(metrics or {}),
             identity=self._identity(),

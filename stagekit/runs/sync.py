@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..errors import CheckpointError, Conflict, Fenced, NotFound, NoValidCheckpo
 from ..parallel import each
 from ..processes import Process
 from ..progress import Event, Message, Progress, Stage, Subscriber, ignore
-from ..store.base import Store
+from ..store.base import Store, exists
 from ..transfer.put import PART_SIZE, file_sha256, put_file, put_object
 from ..units import format_duration, format_size
 from . import catalog, commits, lease, retention
@@ -135,6 +136,7 @@ class Uploader:
         self._lease: lease.Lease | None = None
         self._joined: tuple[int, str] | None = None
         self._counter = 0
+        self._saves: Counter[int] = Counter()  # by step
         self._verified: CheckpointName | None = None
         self._has_own = False
         self._safe_since_s: float = settings.clock()
@@ -171,8 +173,6 @@ class Uploader:
                 self._superseded.append(entry.step)
                 dropped = [entry]
             else:
-                if entry.name is None and self._joined is not None:
-                    entry.name = CheckpointName(self._joined[0], entry.step, entry.counter, self._joined[1])
                 self._jobs.append(_Job(entry, upload, adopted))
                 if self._settings.backlog == "coalesce" and not adopted:
                     dropped, news = self._coalesce()
@@ -189,6 +189,11 @@ class Uploader:
         if self._settings.backlog == "wait" and not adopted:
             self._wait_for_room()
         return upload
+
+    def lose(self, step: int, error: Exception) -> None:
+        """Note that ``step`` could not be pinned, for ``unsynced`` to tell, until a later one is safe."""
+        with self._changed:
+            self._unsaved.append((step, error))
 
     def adopt(self, entries: Iterable[Entry]) -> None:
         """Queue what dead processes left. All of it is known before the first is sent, since its place depends on the others."""
@@ -236,7 +241,8 @@ class Uploader:
             waiting = len(self._jobs)
             full = is_over(self._entries, self._settings.disk_bytes) and waiting > 1
         if full:
-            self._on_event(Message(f"waiting for the network: {waiting} saves are pending, the bound is {BACKLOG}"))
+            disk = f", or {format_size(self._settings.disk_bytes)}" if self._settings.disk_bytes is not None else ""
+            self._on_event(Message(f"waiting for the network: {waiting} saves are pending, the bound is {BACKLOG}{disk}", "warning"))
             with self._changed:
                 self._changed.wait_for(
                     lambda: not is_over(self._entries, self._settings.disk_bytes) or len(self._jobs) == 1 or self._is_stuck()
@@ -405,6 +411,18 @@ class Uploader:
     def joined(self) -> bool:
         """Whether several ranks save under one session."""
         return self._joined is not None
+
+    def name_for(self, step: int) -> CheckpointName | None:
+        """The name of a save of several ranks, which is the same for all of them; others get theirs when they are sent.
+
+        It counts the saves of this step alone, so that a rank that left out another step still meets the others here. It is in the record
+        from the first moment: whoever finishes what a killed rank 0 left must look where the others have delivered.
+        """
+        if self._joined is None:
+            return None
+        with self._changed:
+            self._saves[step] += 1
+            return CheckpointName(self._joined[0], step, self._saves[step], self._joined[1])
 
     def pinned(self, entry: Entry) -> None:
         """Tell that an entry is pinned: from now on a killed process loses nothing of it."""
@@ -615,7 +633,7 @@ class Uploader:
             self._on_event(Stage("checkpoint.part-sent", str(entry.step)))
             self._finish(job, None)
             return
-        records.extend(self._collect(store, entry))
+        records.extend(self._collect(store, job))
         self._commit(store, held, job, name, records)
 
     def _send_files(self, store: Store, job: _Job, name: CheckpointName) -> None:
@@ -695,11 +713,16 @@ class Uploader:
                     file.sha256, file.object = found, key
                     return
 
-    def _collect(self, store: Store, entry: Entry) -> Iterator[FileRecord]:
-        """What the other ranks have delivered for this attempt; waits for them, and never commits without one."""
-        name = entry.name
+    def _collect(self, store: Store, job: _Job) -> Iterator[FileRecord]:
+        """What the other ranks have delivered for this attempt; waits for them, and never commits without one.
+
+        A rank that has delivered a later step will not deliver this one. Neither will those of a training that is dead: what they had left
+        here was sent before.
+        """
+        entry, name = job.entry, job.entry.name
         assert name is not None
-        deadline = self._settings.monotonic() + self._settings.parts_timeout_s
+        timeout_s = 0.0 if job.adopted else self._settings.parts_timeout_s
+        deadline = self._settings.monotonic() + timeout_s
         missing = set(range(1, entry.world_size))
         while missing:
             for rank in sorted(missing):
@@ -708,13 +731,24 @@ class Uploader:
                     part = PartRecord.from_bytes(bytes(store.get(key)), source=str(store.location / key))
                     missing.discard(rank)
                     yield from part.files
-            if missing and self._settings.monotonic() >= deadline:
-                raise CheckpointError(
-                    f"step {entry.step} stays uncommitted: rank {', '.join(map(str, sorted(missing)))} of {entry.world_size} did not "
-                    f"deliver within {format_duration(self._settings.parts_timeout_s)}"
-                )
-            if missing:
-                self._settings.sleep(0.5)
+            if not missing:
+                return
+            why = ""
+            if ahead := self._delivered_later(store, job, missing):
+                missing, why = ahead, "did not deliver it, and has delivered a later one"
+            elif self._settings.monotonic() >= deadline:
+                why = "never delivered it" if job.adopted else f"did not deliver within {format_duration(timeout_s)}"
+            if why:
+                ranks = ", ".join(map(str, sorted(missing)))
+                raise _Undelivered(f"step {entry.step} stays uncommitted: rank {ranks} of {entry.world_size} {why}")
+            self._settings.sleep(0.5)
+
+    def _delivered_later(self, store: Store, job: _Job, ranks: Collection[int]) -> set[int]:
+        """Those of ``ranks`` whose part of a later save of this training is there."""
+        with self._changed:
+            behind = self._jobs[self._jobs.index(job) + 1 :]
+        names = [one.entry.name for one in behind if one.entry.rank == 0 and one.entry.origin == job.entry.origin]
+        return {rank for rank in ranks if any(exists(store, name.part_key(rank)) for name in names if name is not None)}
 
     def _commit(self, store: Store, held: lease.Lease, job: _Job, name: CheckpointName, records: list[FileRecord]) -> None:
         entry = job.entry
@@ -764,9 +798,27 @@ class Uploader:
         self._on_event(Stage("checkpoint.unpinned", str(job.entry.step)))
         with self._changed:
             self._jobs.remove(job)
+            given_up = [one for one in self._jobs if checkpoint is not None and self._is_passed(one, checkpoint.name)]
+        for one in given_up:
+            self._give_up(one)
+        with self._changed:
             self._sticky = [error for error in self._sticky if not isinstance(error, CheckpointError)]  # it has healed
             job.upload._settle("verified")
             self._changed.notify_all()
+
+    @staticmethod
+    def _is_passed(job: _Job, safe: CheckpointName) -> bool:
+        """Whether a rank never delivered its part of ``job``, and a later step is ``safe``."""
+        return isinstance(job.error, _Undelivered) and job.entry.name is not None and job.entry.name < safe
+
+    def _give_up(self, job: _Job) -> None:
+        """Let go of a save that nobody can commit."""
+        assert job.error is not None
+        self._spool.remove(job.entry)
+        with self._changed:
+            self._jobs.remove(job)
+            self._unsaved.append((job.entry.step, job.error))
+            job.upload._settle("unsaved", job.error)
 
     def _abort_leftovers(self, store: Store, name: CheckpointName) -> None:
         """Drop the multipart uploads that the dead process had open for this attempt: the folder is nobody else's."""
@@ -817,6 +869,9 @@ class Uploader:
         try:
             whole = (self._verified,) if self._verified is not None else ()
             plan = retention.plan(store, policy, protected=self._protected, whole=whole, known=self._known or {})
+            if plan.undecided is not None and "best" not in self._told:
+                self._told.add("best")
+                self._on_event(Message(plan.undecided, "warning"))
             retention.execute(store, plan, check=lambda: lease.check(store, held), on_event=self._on_event)
         except Fenced as error:
             with self._changed:
@@ -861,6 +916,10 @@ def about(steps: Sequence[int], one: str, many: str) -> str:
     if len(steps) > _LISTED:
         return f"{len(steps)} steps from {min(steps)} to {max(steps)} {many}"
     return f"step {steps[0]} {one}" if len(steps) == 1 else f"steps {', '.join(map(str, steps))} {many}"
+
+
+class _Undelivered(CheckpointError):
+    """A rank has not delivered its part of a save."""
 
 
 class _Preempted(Exception):

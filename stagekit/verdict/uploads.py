@@ -61,5 +61,7 @@ def _finding(entry: Entry, now_s: float) -> Finding:
         return Finding("NO", "failed", f"{files} cannot be sent as they were saved: {changed}", subject, entry.size_bytes, age_s, fix)
     if entry.error is not None:
         what = f"{files} did not reach the bucket: {entry.error}"
+        if entry.world_size > 1:
+            again += f"; or, if the others never deliver theirs, let go of it: rm -r {quoted(str(entry.directory))}"
         return Finding("NO", "failed", what, subject, entry.size_bytes, age_s, again)
     return Finding("NO", "queued", f"{files} to be sent; the process that saved them is gone", subject, entry.size_bytes, age_s, again)

@@ -68,7 +68,7 @@ def start_from(
     """
     if resume == "never":
         return Start()
-    start = _start(run, collector, newest, ahead, resume, world_size, allow_fresh, on_event)
+    start = _start(run, collector, newest, held, ahead, resume, world_size, allow_fresh, on_event)
     if start.path is not None:
         _fill_others(run, collector, held, start.path, on_event)
     return start
@@ -78,6 +78,7 @@ def _start(
     run: Run,
     collector: Collector,
     newest: Checkpoint | None,
+    held: Sequence[Checkpoint],
     ahead: Sequence[Found],
     resume: Resume,
     world_size: int | None,
@@ -108,7 +109,8 @@ def _start(
         run.go_on_with(newest)
         return Start(there.path, newest.step)
     saved_in = newest.manifest.identity.get(SAVED_IN)
-    if saved_in is not None and len(collector.roots) > 1 and saved_in not in collector.roots:
+    several = len(collector.roots) > 1 or len({one.manifest.identity.get(SAVED_IN) for one in held} - {None}) > 1
+    if saved_in is not None and several and saved_in not in collector.roots:
         raise CheckpointError(
             f"{name} was saved in a directory called {saved_in}, and of those that are watched none is ({', '.join(collector.roots)}), so "
             f"that it would come back in another one's place; add --watch {saved_in}, or give this training another --to"

@@ -168,6 +168,16 @@ def llama(folder: Path, *, kind: Any = np.float16, head: bool = True) -> None:
     save_file({name: tensors[name] for name in names[9:]}, folder / "model-00002-of-00002.safetensors")
 
 
+@pytest.mark.parametrize("index", [True, False])
+def test_a_model_that_lacks_a_file_is_not_counted(tmp_path: Path, index: bool) -> None:
+    name = "model.safetensors" if index else "model-00002-of-00003.safetensors"
+    save_file({"w": np.zeros((10, 10), np.float32)}, tmp_path / name)
+    if index:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name, "v": "other.safetensors"}}))
+    with pytest.raises(UsageError, match=f"lacks {'other' if index else 'model-00001-of-00003'}.safetensors, so that it would be counted"):
+        fit(tmp_path, gpus=no_gpu)
+
+
 def test_safetensors_are_counted_by_their_headers_alone(tmp_path: Path) -> None:
     llama(tmp_path / "plain")
     found = fit(tmp_path / "plain", "inference", gpus=no_gpu).model

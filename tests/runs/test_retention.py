@@ -51,7 +51,7 @@ def test_without_a_policy_everything_is_kept() -> None:
         (Policy(keep_last=100), list(range(10))),
         (Policy(keep_every=4), [0, 4, 8, 9]),
         (Policy(keep_every=4, keep_last=2), [0, 4, 8, 9]),
-        (Policy(keep_best=("loss", "min", 2)), [9]),
+        (Policy(keep_best=("loss", "min", 2)), list(range(10))),  # none has that metric: it may be mistyped
     ],
     ids=str,
 )
@@ -134,6 +134,20 @@ def test_what_stays_of_a_removed_one_for_others_is_no_unfinished_attempt(store: 
     assert [one.line for one in found.unfinished] == ["step 1 (generation 1): removed, but for files that other checkpoints refer to"]
     assert any(entry.note == "removed, but for files that others refer to" for entry in stagekit.ls(store))
     assert not any(fault.what == "unfinished" for fault in stagekit.verify(store).findings)
+
+
+@pytest.mark.parametrize("harm", ["file", "manifest"])
+def test_damage_of_the_newest_is_shown(store: FaultStore, make_run: Make, tmp_path: Path, harm: str) -> None:
+    run = make_run()
+    for step in (1, 2):
+        run.submit(fill(tmp_path / str(step)), step=step)
+    run.close()
+    newest = run.checkpoints()[0].name
+    store.delete(newest.file_key("model.bin") if harm == "file" else newest.manifest_key)
+    found = stagekit.info(store)
+    assert isinstance(found, RunInfo)
+    assert "is missing" in found.damaged[0]
+    assert (len(found.damaged), found.unfinished) == (1, ())
 
 
 def test_what_went_leaves_a_record(store: FaultStore, five: list[CheckpointName]) -> None:

@@ -22,7 +22,7 @@ from stagekit.progress import Message, Progress
 from stagekit.runs import Run, catalog, lease, sync
 from stagekit.runs.layout import SUPERSEDED, CheckpointName, SupersededRecord
 from stagekit.runs.spool import Entry, Spool, pending
-from stagekit.runs.sync import Upload, Uploader
+from stagekit.runs.sync import SyncSettings, Upload, Uploader
 from stagekit.testing.faults import FaultStore
 
 from .conftest import Events, Gate, fill
@@ -864,6 +864,59 @@ def test_a_rank_that_does_not_deliver_leaves_the_step_uncommitted_and_named(
     ranks[2].drain()
     ranks[0].drain()
     assert steps(store) == [7]
+
+
+def test_a_rank_that_leaves_out_a_step_does_not_hold_up_the_later_ones(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path
+) -> None:
+    settings = SyncSettings(retry_after_s=lambda _: 0.01, parts_timeout_s=600, sleep=lambda _: None)
+    ranks = [make_run(rank=rank, world_size=2, spool_dir=tmp_path / f"spool-{rank}", settings=settings) for rank in range(2)]
+    ranks[1].join(ranks[0].session())
+    for step in (1, 2, 3):
+        for rank in (1, 0):
+            if (rank, step) != (1, 2):
+                with ranks[rank].checkpoint(step=step) as directory:
+                    (directory / f"rng-{rank}.pt").write_bytes(b"%d" % rank)
+                if rank == 1:
+                    ranks[1].drain()
+    with suppress(UploadFailed):  # of which step 2 is told, unless a later one has made up for it already
+        ranks[0].drain()
+    ranks[0].drain()
+    assert steps(store) == [3, 1]
+    assert any("step 2 stays uncommitted: rank 1 of 2 did not deliver it, and has delivered a later one" in text for text in events.texts())
+    assert pending(tmp_path / "spool-0") == []
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+def test_what_a_training_of_several_ranks_left_is_committed_or_told_at_once(
+    store: FaultStore, make_run: Make, events: Events, tmp_path: Path, delivered: bool
+) -> None:
+    settings = SyncSettings(retry_after_s=lambda _: 0.01, parts_timeout_s=600, sleep=lambda _: None)
+    ranks = [make_run(rank=rank, world_size=2, spool_dir=tmp_path / f"spool-{rank}", settings=settings, drain_s=0) for rank in range(2)]
+    ranks[1].join(ranks[0].session())
+    store.fail("put", Unreachable("no network"), "*/files/rng-0.pt", times=None)
+    for rank in (1, 0) if delivered else (0,):
+        with ranks[rank].checkpoint(step=1) as directory:
+            (directory / f"rng-{rank}.pt").write_bytes(b"%d" % rank)
+        if rank == 1:
+            ranks[1].drain()
+    die(ranks[0])
+    ranks[1].close()
+    store.clear()
+    alone = make_run(spool_dir=tmp_path / "spool-0", settings=settings)
+    if delivered:
+        alone.drain()
+        assert steps(store) == [1]
+        return
+    with pytest.raises(UploadFailed, match="step 1 stays uncommitted: rank 1 of 2 never delivered it"):
+        alone.drain()
+    assert [entry.step for entry in pending(tmp_path / "spool-0")] == [1]
+    save(alone, tmp_path, 2)
+    with suppress(UploadFailed):
+        alone.drain()
+    alone.drain()
+    assert steps(store) == [2]
+    assert pending(tmp_path / "spool-0") == []
 
 
 def test_a_commit_needs_a_store_that_can_be_seen(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
