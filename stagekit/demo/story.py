@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from ..config import StoreConfig
@@ -95,7 +96,9 @@ def show(
                 server.stop()
                 keeper = stack.enter_context(Keeper(server.root, server.port, _keys_of(server), log=directory / "rclone.log"))
                 keeper.stay()
-                _say_how_to_look_around(url, directory, server, keeper.pid, tell)
+                _say_how_to_look_around(url, directory, tell, _keys_of(server), keeper.pid)
+            else:
+                _say_how_to_look_around(url, directory, tell)
         elif where is not None:
             _empty(url, store)
     return result
@@ -369,10 +372,15 @@ def _path_to_here() -> list[str]:
     return [f"export PATH={shlex.quote(str(folder))}:$PATH"]
 
 
-def _say_how_to_look_around(url: str, directory: Path, server: RcloneServer, pid: int, tell: Tell) -> None:
-    keys = _keys_of(server)
+def _say_how_to_look_around(
+    url: str, directory: Path, tell: Tell, keys: Mapping[str, str] = MappingProxyType({}), pid: int | None = None
+) -> None:
+    """``keys`` and ``pid`` are those of the demo's own server; there is none where the demo was played in a prefix of the user's."""
+    ending = (
+        f"kill {pid} && rm -r {directory}" if pid is not None else f"rm -r {directory}    # and, where it is not wanted any more, {url}"
+    )
     lines = [
-        "\n== The server and the data stay. To look around:",
+        f"\n== {'The server and the data' if pid is not None else f'{url} and {directory}'} stay. To look around:",
         *_path_to_here(),
         *(f"export {name}={value}" for name, value in keys.items()),
         f"stagekit ls {url}",
@@ -380,7 +388,7 @@ def _say_how_to_look_around(url: str, directory: Path, server: RcloneServer, pid
         f"stagekit verify --deep {url}/runs/first",
         f"stagekit pull {url}/runs/first ./checkpoint",
         f"STAGEKIT_HOME={directory}/home python {directory}/train_digits.py {url}/digits {url}/runs/second",
-        f"kill {pid} && rm -r {directory}    # the end of it",
+        f"{ending}    # the end of it" if pid is not None else ending,
     ]
     shutil.copy(TRAINER, directory / "train_digits.py")
-    tell("\n".join(lines), {"event": "kept", "url": url, "directory": str(directory), "pid": pid, "environment": keys})
+    tell("\n".join(lines), {"event": "kept", "url": url, "directory": str(directory), "pid": pid, "environment": dict(keys)})
