@@ -254,14 +254,17 @@ def test_making_the_digits_fails_in_one_line(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "digits").exists()
 
 
-def test_looking_around_leaves_no_record_of_a_run_that_will_be_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_server", [True, False])
+def test_looking_around_leaves_no_record_of_a_run_that_will_be_gone(tmp_path: Path, own_server: bool) -> None:
     """Else ``stagekit teardown`` on this machine asks for the demo's bucket for ever."""
     told: list[str] = []
     (tmp_path / "demo").mkdir()
-    story._say_how_to_look_around("s3://demo", tmp_path / "demo", RcloneServer(tmp_path), 1, lambda text, record: told.append(text))
+    keys, pid = ({"AWS_ACCESS_KEY_ID": "key"}, 1) if own_server else ({}, None)
+    story._say_how_to_look_around("s3://demo", tmp_path / "demo", lambda text, record: told.append(text), keys, pid)
     training = next(line for line in told[0].splitlines() if "train_digits.py" in line)
     assert training.startswith(f"STAGEKIT_HOME={tmp_path}/demo/home python ")
     assert f"rm -r {tmp_path}/demo " in told[0]
+    assert ("kill 1 && " in told[0], "export AWS_ACCESS_KEY_ID=key" in told[0]) == (own_server, own_server)
 
 
 def test_a_shell_outside_the_environment_is_told_where_its_commands_are(monkeypatch: pytest.MonkeyPatch) -> None:

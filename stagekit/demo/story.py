@@ -376,11 +376,9 @@ def _say_how_to_look_around(
     url: str, directory: Path, tell: Tell, keys: Mapping[str, str] = MappingProxyType({}), pid: int | None = None
 ) -> None:
     """``keys`` and ``pid`` are those of the demo's own server; there is none where the demo was played in a prefix of the user's."""
-    ending = (
-        f"kill {pid} && rm -r {directory}" if pid is not None else f"rm -r {directory}    # and, where it is not wanted any more, {url}"
-    )
+    own = pid is not None
     lines = [
-        f"\n== {'The server and the data' if pid is not None else f'{url} and {directory}'} stay. To look around:",
+        f"\n== {'The server and the data' if own else f'{url} and {directory}'} stay. To look around:",
         *_path_to_here(),
         *(f"export {name}={value}" for name, value in keys.items()),
         f"stagekit ls {url}",
@@ -388,7 +386,7 @@ def _say_how_to_look_around(
         f"stagekit verify --deep {url}/runs/first",
         f"stagekit pull {url}/runs/first ./checkpoint",
         f"STAGEKIT_HOME={directory}/home python {directory}/train_digits.py {url}/digits {url}/runs/second",
-        f"{ending}    # the end of it" if pid is not None else ending,
+        f"kill {pid} && rm -r {directory}    # the end of it" if own else f"rm -r {directory}    # and, in your own time, {url}",
     ]
     shutil.copy(TRAINER, directory / "train_digits.py")
     tell("\n".join(lines), {"event": "kept", "url": url, "directory": str(directory), "pid": pid, "environment": dict(keys)})
