@@ -344,11 +344,14 @@ class FsspecStore:
         kind = type(error).__name__
         if isinstance(error, PermissionError):
             raise Denied(f"{doing} {name}: access denied; check the credentials of the {self._location.scheme} file system") from error
-        if isinstance(error, socket.gaierror):
+        from .s3_errors import chain
+
+        behind = list(chain(error))  # clients of http wrap what the network said in errors of their own
+        if any(isinstance(one, socket.gaierror) for one in behind):
             raise Unreachable(
                 f"{doing} {name}: the name of its host is not known; check how it is written, this machine's network and DNS"
             ) from error
-        if isinstance(error, TimeoutError | ConnectionError):
+        if any(isinstance(one, TimeoutError | ConnectionError) for one in behind):
             raise Unreachable(
                 f"{doing} {name}: the {self._location.scheme} file system does not answer ({kind}); check host and network"
             ) from error
@@ -382,8 +385,13 @@ class FsspecStore:
         base = f"{base}/" if base else ""
         position: dict[str, str] = {}
         while True:
-            with self._errors("listing the uploads of", prefix):
-                page = self._open().call_s3("list_multipart_uploads", Bucket=bucket, Prefix=base + prefix, **position)
+            try:
+                with self._errors("listing the uploads of", prefix):
+                    page = self._open().call_s3("list_multipart_uploads", Bucket=bucket, Prefix=base + prefix, **position)
+            except StoreError as error:
+                if _causes_with_code(error, "NoSuchUpload"):  # rclone's word for none
+                    return
+                raise
             for item in page.get("Uploads", ()):
                 if item["Key"].startswith(base + prefix):
                     yield OpenUpload(item["Key"][len(base) :], item["UploadId"], _modified(item))

@@ -134,7 +134,8 @@ def run_command(
     environ = dict(os.environ if environ is None else environ)
     world_size = world_size_of(command, environ, settings.world_size)
     quietly = _Quietly(on_event)
-    roots = named(directories(settings, quietly))
+    made: list[Path] = []
+    roots = named(directories(settings, quietly, made))
     options["spool_dir"] = options.get("spool_dir") or spool_for(list(roots.values()))
     training = Run(
         to,
@@ -155,11 +156,15 @@ def run_command(
         training._drain_s = 0.0
         with suppress(StagekitError):
             training.close()
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()  # unless something lies there by now
         raise
 
 
-def directories(settings: Settings, on_event: Subscriber) -> list[Path]:
-    """The watched directories, made where they are missing. Raises ``UsageError`` and ``MountRefused`` for what cannot be watched."""
+def directories(settings: Settings, on_event: Subscriber, made: list[Path]) -> list[Path]:
+    """The watched directories, made where they are missing, which is noted in ``made``. Raises ``UsageError`` and ``MountRefused`` for what
+    cannot be watched."""
     if not settings.watch:
         raise UsageError("stagekit run: nothing is watched; name the directory that the command saves into: --watch DIR")
     found = []
@@ -172,6 +177,8 @@ def directories(settings: Settings, on_event: Subscriber) -> list[Path]:
         judged = refuse_mount(directory, "watching", allow_mount=settings.allow_mount)
         if judged.warning:
             on_event(Message(judged.warning, "warning"))
+        if not directory.exists():
+            made.append(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:

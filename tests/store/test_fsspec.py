@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from stagekit.config import StoreConfig
-from stagekit.errors import LocationError, MissingExtra, UsageError, WrongCredentials
+from stagekit.errors import LocationError, MissingExtra, Unreachable, UsageError, WrongCredentials
 from stagekit.store import open_store
 from stagekit.store.base import Store
 from stagekit.store.fsspec import FsspecStore
@@ -67,6 +67,18 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         open_store("s3://bucket", StoreConfig(engine="fsspec"))
     with pytest.raises(MissingExtra, match=r"gs:// needs a package that is not installed. Install it with: pip install gcsfs"):
         open_store("gs://bucket/x")
+
+
+def test_what_the_network_said_is_found_behind_what_a_client_of_http_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        try:
+            raise ConnectionRefusedError(111, "Connection refused")
+        except OSError as error:
+            raise RuntimeError("all attempts failed") from error
+
+    monkeypatch.setattr(ScratchFileSystem, "info", refuse)
+    with pytest.raises(Unreachable, match="the scratch file system does not answer"):
+        FsspecStore("scratch://host/a").head("key")
 
 
 def test_what_a_class_of_fsspecs_own_needs_is_named_and_not_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
