@@ -404,9 +404,8 @@ def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, bli
         return Finding("NO", row, what, str(folder), size, age_s, fix)
     if row == "beside":
         what = f"{_count(members)} that looks like a save lies" if len(members) == 1 else f"{_count(members)} that look like saves lie"
-        fix = (
-            f"if a training saves there: stagekit teardown --watch {quoted(str(first.root if first.full == folder else folder))}; or {fix}"
-        )
+        push = "copy it away" if first.full == folder else f"stagekit push {quoted(str(folder))} URL"
+        fix = f"if it counts: {push}; then, or if it is no loss: stagekit teardown --ignore {_quoted(pattern)}"
         what += f" where nothing is watched, written since a training was started here, and in no verified checkpoint{example}"
         return Finding("CANNOT TELL", row, what, str(folder), size, age_s, fix)
     network = judge_mount(folder)

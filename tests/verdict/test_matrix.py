@@ -823,7 +823,7 @@ MATRIX = {
     "wandb: offline": Row(an_offline_wandb_run, 3, "tracker", "a wandb run that was made offline and not synced (8 B", "wandb sync /"),
     "wandb: offline and watched": Row(an_offline_wandb_run_that_is_watched, 3, "tracker", "made offline and not synced", "wandb sync /"),
     "wandb: synced": Row(a_wandb_run_that_is_synced, 0),
-    "a save beside": Row(a_save_beside, 4, "beside", "1 file that looks like a save lies where nothing is watched", "--watch "),
+    "a save beside": Row(a_save_beside, 4, "beside", "1 file that looks like a save lies where nothing is watched", "stagekit push /"),
     "MLflow": Row(mlflow, 3, "tracker", "1 file of MLflow is in no bucket that is known here", "--ignore 'mlruns/*'"),
     "TensorBoard": Row(tensorboard, 3, "tracker", "1 file of TensorBoard is in no bucket that is known here", "--ignore 'runs/*'"),
     "TensorBoard, watched": Row(tensorboard_that_is_watched, 3, "tracker", "1 file of TensorBoard is in no bucket", "--ignore 'runs/*'"),
