@@ -735,6 +735,8 @@ class Uploader:
                 return
             why = ""
             if ahead := self._delivered_later(store, job, missing):
+                if any(exists(store, name.part_key(rank)) for rank in ahead):
+                    continue  # both came since the look at this one
                 missing, why = ahead, "did not deliver it, and has delivered a later one"
             elif self._settings.monotonic() >= deadline:
                 why = "never delivered it" if job.adopted else f"did not deliver within {format_duration(timeout_s)}"
@@ -744,7 +746,10 @@ class Uploader:
             self._settings.sleep(0.5)
 
     def _delivered_later(self, store: Store, job: _Job, ranks: Collection[int]) -> set[int]:
-        """Those of ``ranks`` whose part of a later save of this training is there."""
+        """Those of ``ranks`` whose part of a later save of this training is there, so that they will not deliver this one. In a hurry the
+        newest goes first, and that tells nothing."""
+        if self._newest_first:
+            return set()
         with self._changed:
             behind = self._jobs[self._jobs.index(job) + 1 :]
         names = [one.entry.name for one in behind if one.entry.rank == 0 and one.entry.origin == job.entry.origin]
@@ -798,9 +803,13 @@ class Uploader:
         self._on_event(Stage("checkpoint.unpinned", str(job.entry.step)))
         with self._changed:
             self._jobs.remove(job)
-            given_up = [one for one in self._jobs if checkpoint is not None and self._is_passed(one, checkpoint.name)]
+            hurrying = self._newest_first  # then older ones come after newer ones
+            given_up = [one for one in self._jobs if checkpoint is not None and not hurrying and self._is_passed(one, checkpoint.name)]
         for one in given_up:
-            self._give_up(one)
+            if self._is_delivered(one):
+                one.blocked = False  # late, and whole
+            else:
+                self._give_up(one)
         with self._changed:
             self._sticky = [error for error in self._sticky if not isinstance(error, CheckpointError)]  # it has healed
             job.upload._settle("verified")
@@ -810,6 +819,16 @@ class Uploader:
     def _is_passed(job: _Job, safe: CheckpointName) -> bool:
         """Whether a rank never delivered its part of ``job``, and a later step is ``safe``."""
         return isinstance(job.error, _Undelivered) and job.entry.name is not None and job.entry.name < safe
+
+    def _is_delivered(self, job: _Job) -> bool:
+        """Whether all ranks have delivered their parts of ``job`` by now, or that cannot be told."""
+        name = job.entry.name
+        assert name is not None
+        try:
+            store = self._open_store()
+            return all(exists(store, name.part_key(rank)) for rank in range(1, job.entry.world_size))
+        except StoreError:
+            return True
 
     def _give_up(self, job: _Job) -> None:
         """Let go of a save that nobody can commit."""

@@ -887,6 +887,26 @@ def test_a_rank_that_leaves_out_a_step_does_not_hold_up_the_later_ones(
     assert pending(tmp_path / "spool-0") == []
 
 
+def test_a_rank_that_delivers_two_steps_between_two_looks_has_left_out_none(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    settings = SyncSettings(retry_after_s=lambda _: 0.01, parts_timeout_s=600, sleep=lambda _: None)
+    ranks = [make_run(rank=rank, world_size=2, spool_dir=tmp_path / f"spool-{rank}", settings=settings) for rank in range(2)]
+    ranks[1].join(ranks[0].session())
+
+    def save_both(rank: int) -> None:
+        for step in (1, 2):
+            with ranks[rank].checkpoint(step=step) as directory:
+                (directory / f"rng-{rank}.pt").write_bytes(b"%d" % rank)
+
+    def deliver(_call: object) -> None:
+        save_both(1)
+        ranks[1].drain()
+
+    store.act("head", deliver, "*/000000000002-*/parts/*")  # rank 0 has seen that step 1 is not there, and asks for step 2
+    save_both(0)
+    ranks[0].drain()
+    assert steps(store) == [2, 1]
+
+
 @pytest.mark.parametrize("delivered", [True, False])
 def test_what_a_training_of_several_ranks_left_is_committed_or_told_at_once(
     store: FaultStore, make_run: Make, events: Events, tmp_path: Path, delivered: bool
