@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,8 @@ def test_two_ranks_go_on_together_and_a_single_one_can_take_over(tmp_path: Path)
 def test_when_rank_0_cannot_see_the_run_no_rank_trains(tmp_path: Path) -> None:
     (tmp_path / "run").write_bytes(b"no directory")
     codes, outs, said = group(tmp_path, "one", 1)
-    assert codes == [1, 1]
+    # gloo now and then aborts a process that ends while the one at its other end does.
+    assert all(code in (1, -signal.SIGABRT) for code in codes), codes
     assert outs == [b"", b""]
     assert said.count("Traceback") >= 2
 
