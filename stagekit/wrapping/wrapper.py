@@ -47,6 +47,8 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 _CHILDS_SHARE = 0.6  # of the grace after SIGTERM; the rest is for sending what it saved
 _WAIT_S = 0.2
 _CLOSING_S = 3.0  # beyond the drain, for ending the thread that sends and a last word to the store
+_CLOSINGS_SHARE = 0.15  # of the grace, at most: after SIGTERM that is not beyond it; a little more is for the interpreter's own end
+_EXITS_SHARE = 0.05
 _REACH_S, _ANSWER_S = 45.0, 10.0  # for a store that does not answer before the command starts, and for one request then
 _ENDING_S = 15.0  # what a killed command's last processes may take beyond the grace
 _ASKED_OF = 4  # folders below a new run, for whether another run lies there
@@ -687,7 +689,7 @@ class _Wrapper:
 
         closing = threading.Thread(target=close, name="stagekit-close", daemon=True)
         closing.start()
-        closing.join(self._left(end_s) + _CLOSING_S)
+        closing.join(self._left(end_s) + self._closing_s())
         if closing.is_alive() and self.training._uploader is not None and (left := self.training._uploader.unsynced()) is not None:
             told.append(str(left))
         return next(iter(told), None)
@@ -703,7 +705,13 @@ class _Wrapper:
         return self.collector.submitted > before
 
     def _left(self, end_s: float) -> float:
-        return max(0.0, min(end_s, self.deadline if self.deadline is not None else end_s) - self.monotonic())
+        """Seconds for sending: until ``end_s``, and after SIGTERM so long that closing ends within the grace as well."""
+        if self.deadline is not None:
+            end_s = min(end_s, self.deadline - self._closing_s() - _EXITS_SHARE * self.settings.grace_s)
+        return max(0.0, end_s - self.monotonic())
+
+    def _closing_s(self) -> float:
+        return _CLOSING_S if self.deadline is None else min(_CLOSING_S, _CLOSINGS_SHARE * self.settings.grace_s)
 
     def _last_logs(self, logs: Logs, end_s: float) -> bool:
         """Send what the logs still lack, and wait for that while there is time. What is on its way then is left to the next start."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -232,12 +233,14 @@ def test_sigterm_with_a_short_grace_on_a_throttled_store_ends_in_time_and_loses_
     with FaultProxy(moto_server.endpoint_url) as proxy:
         machine = Machine(tmp_path / "machine", url, {"AWS_ENDPOINT_URL": proxy.endpoint_url, "AWS_PROFILE": moto_server.name})
         proxy.fault(Throttle(2_000, "request"), method="PUT", key="*/files/pytorch_model.bin", times=None)  # half a minute for each
-        process = machine.running("2", "--hang", "--deaf", options=("--grace", "3s"))
+        process = machine.running("2", "--hang", "--deaf", options=("--grace", "8s"))
         entries = machine.directory / "home" / "spool" / "entries"
         eventually(lambda: len(list(entries.glob("*"))) == 2)
+        asked_s = time.monotonic()
         process.send_signal(signal.SIGTERM)
         code, _, err = finished(process)
         assert code == 137, err
+        assert time.monotonic() - asked_s < 8 + 1.5, "what ends a run is within its grace, not behind it"
         assert "steps 1, 2 are not in s3://" in err
         assert "`stagekit teardown`, sends them" in err
         assert len(list(entries.glob("*"))) == 2, "pinned until they are in the bucket"
