@@ -133,6 +133,15 @@ class Looking:
                 self._working(directory, since_s)
             except OSError as error:
                 self.found.findings.append(unreadable(directory, error))
+        if since := [since_s for since_s in directories.values() if since_s is not None]:
+            self._trackio(trackers.trackio_folder(), min(since))
+
+    def _trackio(self, folder: Path, since_s: float) -> None:
+        """What Trackio wrote for this user since then, wherever the training was started."""
+        for inner, _, names in os.walk(folder):
+            written = (Path(inner, name) for name in names if not name.endswith(".lock"))
+            recent = [path for path in written if path.lstat().st_mtime >= since_s]
+            self._nearby(folder.parent, recent, "tracker")
 
     def _working(self, directory: Path, since_s: float | None) -> None:
         if judge_mount(directory).kind == "refused":
@@ -400,8 +409,12 @@ def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, bli
         what = f"{_count(members)} {verb} not in git and in no verified checkpoint{example}"
         return Finding("NO", row, what, str(folder), size, age_s, fix)
     if row == "tracker":
-        what = f"{_count(members)} of {trackers.whose(first.path)} {verb} in no bucket that is known here{example}"
-        return Finding("NO", row, what, str(folder), size, age_s, fix)
+        tracker = trackers.whose(first.path) or trackers.TRACKIO
+        what = f"{_count(members)} of {tracker} {verb} in no bucket that is known here{example}"
+        if tracker == trackers.TRACKIO:
+            what += "; whether a Space has what they hold is not known"
+            fix = f"if none has: trackio sync --project NAME; then, or else: stagekit teardown --ignore {_quoted(pattern)}"
+        return Finding("CANNOT TELL" if tracker == trackers.TRACKIO else "NO", row, what, str(folder), size, age_s, fix)
     if row == "beside":
         what = f"{_count(members)} that looks like a save lies" if len(members) == 1 else f"{_count(members)} that look like saves lie"
         push = "copy it away" if first.full == folder else f"stagekit push {quoted(str(folder))} URL"

@@ -48,8 +48,8 @@ def look(
     """Search ``directory``, what is near first, and what links lead to last. Files that look like saves count when they were written after
     ``since_s``.
 
-    Caches, hidden folders, models that were brought here from elsewhere, and folders that ``skips`` names (by their path, and by the one
-    below ``directory``) are left out.
+    Caches, hidden folders that are no tracker's, models that were brought here from elsewhere, and folders that ``skips`` names (by their
+    path, and by the one below ``directory``) are left out.
     """
     found = Nearby()
     table = MountTable.read()
@@ -76,7 +76,7 @@ def look(
         for entry in entries:
             name, relative = entry.name, f"{prefix}{entry.name}"
             if _is_folder(entry, table):
-                if name.startswith(".") or skips(Path(entry.path), relative):
+                if (name.startswith(".") and name not in trackers.HIDDEN) or skips(Path(entry.path), relative):
                     continue
                 real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
                 if real not in seen:

@@ -1,15 +1,22 @@
-"""The rows about experiment trackers: wandb runs that were made offline, and files of TensorBoard, MLflow and Lightning's CSVLogger."""
+"""The rows about experiment trackers: wandb runs that were made offline, and files of those that keep theirs on this machine."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from .findings import Finding
 
 _EVENTS = ".tfevents."
+# The folders that keep a tracker's runs where a training was started. Comet writes there only what could not be sent.
+_FOLDERS = {"mlruns": "MLflow", ".aim": "Aim", ".cometml-runs": "Comet"}
+_MLFLOW = "mlflow.db"  # what MLflow 3.7 and later make beside the program, where no folder of an earlier one is
+TRACKIO = "Trackio"
+
+HIDDEN = frozenset(name for name in _FOLDERS if name.startswith("."))
+"""Hidden folders that are a tracker's."""
 
 
 def is_events(name: str) -> bool:
@@ -22,11 +29,22 @@ def whose(path: str) -> str | None:
     folders, _, name = path.rpartition("/")
     if is_events(name):
         return "TensorBoard"
-    if "mlruns" in folders.split("/"):
+    for folder in folders.split("/"):
+        if folder in _FOLDERS:
+            return _FOLDERS[folder]
+    if name == _MLFLOW:
         return "MLflow"
+    if folders.partition("/")[0] == "trackio":
+        return TRACKIO
     if name == "metrics.csv" and folders.rpartition("/")[2].startswith("version_"):
         return "Lightning's CSVLogger"
     return None
+
+
+def trackio_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where Trackio keeps its runs, a file of SQLite for each project: in the middle of Hugging Face's cache, if nobody says otherwise."""
+    cache = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
+    return Path(environ.get("TRACKIO_DIR") or Path(cache, "trackio"))
 
 
 def is_wandb(folder: Path, names: Collection[str]) -> bool:

@@ -597,6 +597,23 @@ def mlflow(machine: Machine) -> None:
     (machine.work / "mlruns" / "0" / "aa" / "metrics" / "loss").write_bytes(b"1700000000 0.5 1")
 
 
+def mlflow_of_today(machine: Machine) -> None:
+    (machine.work / "mlflow.db").write_bytes(b"SQLite format 3")
+
+
+def aim(machine: Machine) -> None:
+    (machine.work / ".aim" / "meta").mkdir(parents=True)
+    (machine.work / ".aim" / "meta" / "index").write_bytes(b"rocks")
+
+
+def trackio(machine: Machine) -> None:
+    folder = Path.home() / ".cache" / "huggingface" / "trackio"
+    folder.mkdir(parents=True)
+    for name in ("llm.db", "llm.db.lock", "older.db"):
+        (folder / name).write_bytes(name.encode())
+    os.utime(folder / "older.db", (1, 1))
+
+
 def a_save_beside(machine: Machine) -> None:
     """What git is told to leave out is nobody's loss but for what looks like a save, and is none of the bucket's."""
     (machine.work / "data" / "final").mkdir(parents=True)
@@ -825,6 +842,9 @@ MATRIX = {
     "wandb: synced": Row(a_wandb_run_that_is_synced, 0),
     "a save beside": Row(a_save_beside, 4, "beside", "1 file that looks like a save lies where nothing is watched", "stagekit push /"),
     "MLflow": Row(mlflow, 3, "tracker", "1 file of MLflow is in no bucket that is known here", "--ignore 'mlruns/*'"),
+    "MLflow of today": Row(mlflow_of_today, 3, "tracker", "1 file of MLflow is in no bucket", "--ignore 'mlflow.db'"),
+    "Aim": Row(aim, 3, "tracker", "1 file of Aim is in no bucket that is known here", "--ignore '.aim/*'"),
+    "Trackio": Row(trackio, 4, "tracker", "1 file of Trackio is in no bucket that is known here, such as llm.db", "--ignore 'trackio/*'"),
     "TensorBoard": Row(tensorboard, 3, "tracker", "1 file of TensorBoard is in no bucket that is known here", "--ignore 'runs/*'"),
     "TensorBoard, watched": Row(tensorboard_that_is_watched, 3, "tracker", "1 file of TensorBoard is in no bucket", "--ignore 'runs/*'"),
     "TensorBoard, ignored by git": Row(tensorboard_that_git_ignores, 3, "tracker", "1 file of TensorBoard is in no", "--ignore 'data/*'"),
