@@ -19,9 +19,15 @@ from .ranks import Ranks
 
 
 def share_session(run: Run, ranks: Ranks) -> None:
-    """Rank 0 takes the run over; all ranks learn under which name, so that what each saves goes into the same checkpoints."""
+    """Rank 0 sends what a killed process left and takes the run over; all ranks learn under which name, so that what each saves goes into
+    the same checkpoints."""
+
+    def take_over() -> str:
+        run._finish_backlog()
+        return run.session()
+
     if ranks.several and (run._uploader is None or not run._uploader.joined):
-        run.join(ranks.decide(run.session))
+        run.join(ranks.decide(take_over))
 
 
 @contextmanager
@@ -35,7 +41,8 @@ def saved(run: Run, ranks: Ranks, step: int, epoch: int | None, metrics: Mapping
     failure: Exception | None = None
     with run._checkpoint(step, epoch, metrics, final) as directory:
         try:
-            yield directory
+            with ranks.busy():
+                yield directory
         except Exception as error:
             failure = error
         ranks.agree(failure, f"could not save step {step}")
@@ -54,7 +61,7 @@ def restored(
 
     Every rank runs the block. An exception in it on one rank is raised on all. ``local_rank`` 0 fetches for its node.
     """
-    if ranks.rank == 0:
+    if not ranks.several:
         run._finish_backlog()
     share_session(run, ranks)
     spool, _ = run._begin()
@@ -74,14 +81,16 @@ def restored(
         failure: Exception | None = None
         if ranks.rank != 0 and local_rank == 0:
             try:
-                restore_checkpoint(run._store, catalog.read(run._store, name), directory, on_event=run._on_event)
+                with ranks.busy():
+                    restore_checkpoint(run._store, catalog.read(run._store, name), directory, on_event=run._on_event)
             except StagekitError as error:
                 failure = error
         ranks.agree(failure)
         directory = Path(ranks.gather(str(directory))[ranks.rank - local_rank])
         failure = None
         try:
-            yield directory, catalog.read(run._store, name)
+            with ranks.busy():
+                yield directory, catalog.read(run._store, name)
         except Exception as error:
             failure = error
         ranks.agree(failure)
@@ -122,7 +131,8 @@ def bring(run: Run, ranks: Ranks, local_rank: int, folder: Path, step: Selector 
     if ranks.rank != 0 and local_rank == 0 and not target.is_dir():
         # Another node, which does not share rank 0's directory.
         try:
-            restore_checkpoint(run._store, catalog.read(run._store, name), target, on_event=run._on_event)
+            with ranks.busy():
+                restore_checkpoint(run._store, catalog.read(run._store, name), target, on_event=run._on_event)
         except StagekitError as error:
             failure = error
     ranks.agree(failure)

@@ -145,10 +145,10 @@ class Run(runs.Run):
             raise UsageError("one loop over run.epochs(…) is running; end it before the next one")
         ranks = _Ranks(_torch(), self.rank, self.world_size)
         # What a killed process left here may be the newest checkpoint there is.
-        if ranks.rank == 0:
-            self._finish_backlog()
         if ranks.several:
             self._share_session(ranks)
+        else:
+            self._finish_backlog()
         dataset = getattr(state.get("loader"), "dataset", None)
         digest, place = getattr(dataset, "digest", None), getattr(dataset, "location", None)
         self._dataset = digest if isinstance(digest, str) else None
@@ -179,10 +179,12 @@ class Run(runs.Run):
         session, failure = None, None
         if ranks.rank == 0:
             try:
-                session = self.session()
+                with ranks.group.busy():
+                    self._finish_backlog()
+                    session = self.session()
             except StagekitError as error:
                 failure = error
-        session, failure = ranks.broadcast((session, failure))
+        session, failure = ranks.group.broadcast((session, failure))
         if failure is not None:
             raise failure
         ranks.session = session
@@ -386,14 +388,14 @@ class _Loop:
         reserved = self.run._reserve()
         directory = reserved / "restored"
         try:
-            found, failure = self._fetch(directory, allow_fresh)
-            try:
-                if found is not None and failure is None:
-                    self._load(found, directory)
-            except Exception as error:
-                failure = error
-            if failed := self.ranks.first(failure):
-                raise failed
+            with self.ranks.group.busy():
+                found, failure = self._fetch(directory, allow_fresh)
+                try:
+                    if found is not None and failure is None:
+                        self._load(found, directory)
+                except Exception as error:
+                    failure = error
+            self.ranks.group.agree(failure)
         finally:
             spool.release(reserved)
 
@@ -406,7 +408,7 @@ class _Loop:
                 failure = error
         if not self.ranks.several:
             return found, failure
-        name, failure = self.ranks.broadcast((str(found.name) if found is not None else None, failure))
+        name, failure = self.ranks.group.broadcast((str(found.name) if found is not None else None, failure))
         chosen = CheckpointName.parse(name) if name is not None else None
         if self.ranks.rank != 0 and chosen is not None and failure is None:
             try:
@@ -470,28 +472,19 @@ class _Ranks:
     """The process group as far as the loop needs it: agreeing at its start, and on when to save. Nothing here touches uploads."""
 
     def __init__(self, torch: ModuleType, rank: int, world_size: int) -> None:
+        from .ranks import Ranks  # needs torch
+
         self.torch: Any = torch  # typed loosely: parts of torch.distributed exist only in builds that have it
         self.rank = rank
         self.world_size = world_size
         self.several = world_size > 1
         self.session = ""
         self.grouped = bool(self.torch.distributed.is_available() and self.torch.distributed.is_initialized())
-
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's ``value``, on every rank."""
-        box = [value]
-        self.torch.distributed.broadcast_object_list(box, src=0)
-        return box[0]
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's ``value``, by rank."""
-        values: list[Any] = [None] * self.world_size
-        self.torch.distributed.all_gather_object(values, value)
-        return values
+        self.group = Ranks(rank, world_size)
 
     def any(self, flag: bool) -> bool:
         """Whether it is true on some rank."""
-        return any(self.gather(flag)) if self.several else flag
+        return any(self.group.gather(flag))
 
     def stop_at(self, boundary: int, requested: bool) -> int | None:
         """At which boundary between two steps all ranks stop, once one of them was asked to; ``None`` while none was.
@@ -508,14 +501,6 @@ class _Ranks:
             return int(store.get(key)) if store.check([key]) else None
         except RuntimeError:  # the rank that holds the store is gone, and with it this training
             return boundary if requested else None
-
-    def first(self, failure: Exception | None) -> Exception | None:
-        """What failed here, or else on some rank, so that no rank goes on alone."""
-        if not self.several:
-            return failure
-        failures = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
-        told = next(((rank, text) for rank, text in enumerate(failures) if text is not None), None)
-        return failure or (CheckpointError(f"rank {told[0]} could not restore: {told[1]}") if told is not None else None)
 
 
 def _torch() -> ModuleType:

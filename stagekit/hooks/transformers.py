@@ -125,7 +125,8 @@ class StagekitCallback(TrainerCallback):
         if ranks.rank != 0 and self._local_main and name is not None and not target.is_dir():
             # Another node, which does not share rank 0's directory.
             try:
-                restore_checkpoint(self.run._store, catalog.read(self.run._store, name), target, on_event=self.run._on_event)
+                with ranks.busy():
+                    restore_checkpoint(self.run._store, catalog.read(self.run._store, name), target, on_event=self.run._on_event)
             except Exception as error:
                 failure = error
         ranks.agree(failure)

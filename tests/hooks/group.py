@@ -9,6 +9,8 @@ import os
 import random
 import signal
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,8 @@ class Silent:
 def main() -> None:
     url, init, out, epochs, seed = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{init}", rank=rank, world_size=world_size)
+    timeout_s = float(os.environ.get("TIMEOUT_S", "600"))
+    dist.init_process_group("gloo", init_method=f"file://{init}", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
     torch.manual_seed(seed)
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -42,6 +45,20 @@ def main() -> None:
     torch.manual_seed(seed * 100 + rank)
     random.seed(seed * 100 + rank)
     run = Run(url, drain_s=60)
+    if late := os.environ.get("LATE"):
+        finish, load = run._finish_backlog, torch.load
+
+        def slowly(work: Any) -> Any:
+            def run_it(*arguments: Any, **named: Any) -> Any:
+                time.sleep(2 * timeout_s)
+                return work(*arguments, **named)
+
+            return run_it
+
+        if rank == 0 and late == "sending":
+            run._finish_backlog = slowly(finish)  # type: ignore[method-assign]
+        if rank == 1 and late == "loading":
+            torch.load = slowly(load)
     every = "0s" if os.environ.get("EVERY") else None
     steps = os.environ.get("STEPS")  # the loop tells of steps, and the loader does not
     state: dict[str, Any] = {"model": model, "optimizer": optimizer}

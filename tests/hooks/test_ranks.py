@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from stagekit.errors import UsageError
 from stagekit.hooks.loop import Run
+from stagekit.hooks.ranks import Ranks
 from stagekit.runs import catalog
 from stagekit.store.directory import DirectoryStore
 
@@ -65,6 +67,30 @@ def test_two_ranks_go_on_together_and_a_single_one_can_take_over(tmp_path: Path)
     wider = group(tmp_path, "four", 5, seed=6)
     assert wider[0] == [0, 0], wider[2]
     assert "was saved by fewer ranks and has no random state for rank 1" in wider[2]
+
+
+@pytest.mark.parametrize("late", ["sending", "loading"])
+def test_a_rank_that_needs_longer_than_the_groups_timeout_to_begin_is_waited_for(tmp_path: Path, late: str) -> None:
+    assert group(tmp_path, "one", 1)[0] == [0, 0]
+    again = group(tmp_path, "two", 2, seed=9, TIMEOUT_S="3", LATE=late)
+    assert again[0] == [0, 0], again[2]
+    assert group(tmp_path / "straight", "one", 2)[1] == again[1]
+
+
+def test_ranks_that_give_no_sign_of_life_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, slept = dist.HashStore(), []
+    beats = iter([5] * 40)
+
+    def sleep(time_s: float) -> None:
+        slept.append(time_s)
+        if next(beats, None) is not None:
+            store.add("stagekit-busy", 1)  # another rank is at work
+
+    ranks = Ranks(0, 2, monotonic=lambda: 10.0 * len(slept), sleep=sleep)
+    monkeypatch.setattr(ranks, "_shared", lambda: store)
+    ranks._meet()
+    assert len(slept) == 40 + 31, "a little more than the five minutes after the last sign"
+    assert max(slept) == 1.0
 
 
 def test_when_rank_0_cannot_see_the_run_no_rank_trains(tmp_path: Path) -> None:
