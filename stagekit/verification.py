@@ -15,7 +15,7 @@ from typing import Any, Literal
 from .config import StoreConfig, home_directory
 from .contents import checkpoint_at, kind_of, nothing, refuse_selector
 from .dataset import with_shards
-from .errors import CorruptShard, ManifestError, NotFound, ShardError
+from .errors import CorruptShard, DamagedCheckpoint, ManifestError, NotFound, ShardError
 from .looked import Looked
 from .parallel import each
 from .progress import Progress, Subscriber, ignore
@@ -408,13 +408,13 @@ def _run(look: _Look) -> Iterator[Fault]:
     yield from _unfinished(look)
 
 
-def _read(store: Store, name: CheckpointName) -> Checkpoint | ManifestError | None:
-    """A committed checkpoint, what is wrong with its manifest, or ``None`` when it has none."""
+def _read(store: Store, name: CheckpointName) -> Checkpoint | ManifestError | DamagedCheckpoint | None:
+    """A committed checkpoint, what is wrong with its manifest, or ``None`` when it never had one."""
     try:
-        return catalog.read(store, name)
+        return catalog.read_committed(store, name)
     except NotFound:
         return None
-    except ManifestError as error:
+    except (ManifestError, DamagedCheckpoint) as error:
         return error
 
 

@@ -15,6 +15,7 @@ from stagekit.errors import BucketNotFound, CheckpointError, CorruptShard, Denie
 from stagekit.indexing.scan import scan
 from stagekit.looked import Looked
 from stagekit.progress import Progress
+from stagekit.runs import Run
 from stagekit.runs.layout import RUN_JSON
 from stagekit.shards.index import BlockTable
 from stagekit.shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name, samples_name
@@ -188,6 +189,19 @@ def test_each_kind_of_damage_to_a_run_is_named(store: MemoryStore) -> None:
     note = only(tuple(finding for finding in report.findings if finding.weight == "note"))
     assert "step 500 was never committed" in note.line
     assert "model.pt" not in "\n".join(fault.line for fault in verify(store).faults)
+
+
+def test_a_commit_whose_manifest_has_vanished_is_a_fault() -> None:
+    store = MemoryStore(f"memory://verification-{next(_numbers)}/run")
+    with Run(store) as run:
+        for step in (1, 2):
+            with run.checkpoint(step=step) as directory:
+                (directory / "model.pt").write_bytes(b"weights")
+        run.drain()
+        newest = run.checkpoints()[0].name
+    store.delete(newest.manifest_key)
+    for deep in (False, True):
+        assert "step 2: it was committed, and" in only(verify(store, deep=deep).faults).line
 
 
 def test_one_checkpoint_can_be_verified_alone() -> None:

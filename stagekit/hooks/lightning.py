@@ -121,7 +121,7 @@ class StagekitCheckpointIO(CheckpointIO):
         failed = sys.exc_info()[1] is not None
         try:
             if not failed and self.run._uploader is not None:
-                self.run.drain(self.run._drain_s)
+                self.run._drain_at_end()
         finally:
             self._remove_what_may_go()
             self.inner.teardown()

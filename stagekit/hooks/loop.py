@@ -167,11 +167,14 @@ class Run(runs.Run):
                 epoch = loop.begin_epoch()
                 yield epoch
                 loop.end_epoch(final=loop.epoch + 1 == n)
+            self._drain(self._drain_s, lambda: termination.left_s)
+            if termination.requested:
+                loop.stop()
         finally:
             loop.unfollow_loader()
             self._loop = None
             termination.close()
-        self.drain(self._drain_s)
+        self._raise_unsynced()
 
     def _share_session(self, ranks: _Ranks) -> None:
         """Rank 0 takes the run over; all of them learn under which name, or why not."""
@@ -307,8 +310,7 @@ class _Loop:
     def stop(self) -> None:
         """End the process as SIGTERM asks for: what is pending newest first, then 143."""
         ending.note_exit_code(ending.TERMINATED)
-        left_s = max(0.0, self.termination.left_s - 2.0)  # for the way out
-        self.run.finish_for_termination(left_s)
+        self.run.finish_for_termination(self.termination.left_s)
         raise SystemExit(ending.TERMINATED)
 
     # -------------------------------------------------------------------------------------------------------- saving

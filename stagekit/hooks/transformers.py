@@ -226,7 +226,7 @@ class StagekitCallback(TrainerCallback):
         for number, directory in self._untold(output, late):
             self._collect(failures, partial(self._hand_over, directory, number))
         self._export(output, state.global_step)
-        self.run.drain(self.run._drain_s)
+        self.run._drain_at_end()
         for failure in failures:
             if not isinstance(failure, UploadFailed):  # that one has healed
                 raise failure

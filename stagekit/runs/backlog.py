@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .layout import SAVED_IN
@@ -54,6 +55,6 @@ def _is_precious(entry: Entry, pending: Sequence[Entry], policy: Policy) -> bool
     ranked = sorted(
         (sign * one.metrics[metric], index)
         for index, one in enumerate(pending)
-        if one.metrics.get(metric) is not None and one.metrics[metric] == one.metrics[metric]  # NaN is never best
+        if math.isfinite(one.metrics.get(metric, math.nan))  # others are never best
     )
     return any(pending[index] is entry for _, index in ranked[:count])

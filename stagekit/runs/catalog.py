@@ -205,8 +205,8 @@ def _by_metric(store: Store, best: tuple[str, str] | None) -> list[Checkpoint]:
 
 
 def rank(checkpoints: tuple[Checkpoint, ...], rule: tuple[str, str]) -> list[Checkpoint]:
-    """Checkpoints that have the metric as a number, best first; of equals the newer first."""
+    """Checkpoints that have the metric as a finite number, best first; of equals the newer first."""
     metric, mode = rule
-    known = [one for one in checkpoints if not math.isnan(one.metrics.get(metric, math.nan))]
+    known = [one for one in checkpoints if math.isfinite(one.metrics.get(metric, math.nan))]
     sign = 1 if mode == "min" else -1
     return sorted(sorted(known, key=lambda one: one.name, reverse=True), key=lambda one: sign * one.metrics[metric])

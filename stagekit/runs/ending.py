@@ -7,6 +7,7 @@ work. Forked children (``DataLoader`` workers) never do anything here.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import sys
@@ -14,11 +15,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Protocol
 
 INTERRUPTED = 130
 TERMINATED = 143
+_WAY_OUT_S, _WAY_OUT_SHARE = 3.0, 0.4  # of the grace, kept for what comes behind sending: so long, and at most so much of it
 
 
 class Draining(Protocol):
@@ -75,16 +78,16 @@ def _at_exit() -> None:
     if os.getpid() != _pid:
         return
     left: list[str] = []
-    code = _exit_code
+    interrupted = False
     for run in list(_runs):
         try:
             if (words := run.finish_at_exit()) is not None:
                 left.append(words)
         except KeyboardInterrupt:
-            code = INTERRUPTED
+            interrupted = True
             left.append("interrupted while checkpoints were being sent")
     if left:
-        end(code or 1, left)
+        end(INTERRUPTED if interrupted else _exit_code or 1, left)  # SIGTERM meanwhile has changed the code
 
 
 def end(code: int, left: list[str]) -> None:
@@ -111,6 +114,7 @@ class Termination:
 
     def __init__(self, grace_s: float, hurry: Callable[[], None], *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._grace_s = grace_s
+        self._way_out_s = min(_WAY_OUT_S, _WAY_OUT_SHARE * grace_s)
         self._hurry = hurry
         self._monotonic = monotonic
         self._deadline: float | None = None
@@ -129,8 +133,8 @@ class Termination:
 
     @property
     def left_s(self) -> float:
-        """Seconds until it must have ended."""
-        return self._grace_s if self._deadline is None else max(0.0, self._deadline - self._monotonic())
+        """Seconds that sending may take: no end before it was asked to end, then what is left of the grace without the way out."""
+        return math.inf if self._deadline is None else max(0.0, self._deadline - self._way_out_s - self._monotonic())
 
     def close(self) -> None:
         """Put the previous handler back and call the watchdog off."""
@@ -148,13 +152,14 @@ class Termination:
         if self._deadline is None:
             self._deadline = self._monotonic() + self._grace_s
             self._hurry()
-            threading.Thread(target=self._watch, name="stagekit-sigterm", daemon=True).start()
+            with suppress(RuntimeError):  # while the interpreter ends there are no new threads (Python 3.12 and later)
+                threading.Thread(target=self._watch, name="stagekit-sigterm", daemon=True).start()
         if callable(self._previous):
             self._previous(number, frame)
 
     def _watch(self) -> None:
         if not self._over.wait(self._grace_s):
             sys.stderr.write(
-                f"stagekit: SIGTERM, and no step ended within {self._grace_s:.0f} s; pending checkpoints are sent by the next start\n"
+                f"stagekit: SIGTERM, and the training had not ended in {self._grace_s:.0f} s; what is pending is sent by the next start\n"
             )
             os._exit(TERMINATED)

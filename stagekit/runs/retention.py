@@ -56,10 +56,13 @@ class Policy:
         return (self.keep_best[0], self.keep_best[1]) if self.keep_best is not None else None
 
     def undecided(self, checkpoints: Sequence[Checkpoint]) -> str | None:
-        """Why what is best cannot be told, in words: ``checkpoints`` have other metrics than the one that decides. Nothing is dropped
-        then."""
-        if self.keep_best is None or not checkpoints or any(self.keep_best[0] in one.metrics for one in checkpoints):
+        """Why what is best cannot be told, in words: ``checkpoints`` have other metrics than the one that decides, or it is no finite
+        number in any of them. Nothing is dropped then."""
+        if self.keep_best is None or not checkpoints or catalog.rank(tuple(checkpoints), self.keep_best[:2]):
             return None
+        if any(self.keep_best[0] in one.metrics for one in checkpoints):
+            metric = self.keep_best[0]
+            return f"the metric {metric!r}, by which keep_best is to decide, is no finite number in any checkpoint, so nothing is removed"
         names = sorted({name for one in checkpoints for name in one.metrics})
         there = f"the metrics there are: {', '.join(names)}" if names else "they have no metrics"
         return f"no checkpoint has the metric {self.keep_best[0]!r}, by which keep_best is to decide, so nothing is removed; {there}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,6 +35,7 @@ from .sync import RunStatus, SyncSettings, Upload, Uploader, about
 
 _LOG = logging.getLogger("stagekit")
 _OUTAGES = Outages()
+_STOPPING_S = 2.0  # for the file that is being sent when there is no more time
 _FULL_BYTES = 64 * 2**10  # what a full disk may have left: too little for the next block of a writer
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -445,16 +448,54 @@ class Run:
 
         Raises ``UploadFailed`` when something is not, after ``timeout_s`` or when it was refused; it stays pinned.
         """
+        self._drain(timeout_s)
+        self._raise_unsynced()
+
+    def _drain(self, timeout_s: float | None, left_s: Callable[[], float] = lambda: math.inf) -> None:
         _, uploader = self._begin()
-        uploader.drain(timeout_s)
+        uploader.drain(timeout_s, left_s=left_s)
+
+    def _raise_unsynced(self) -> None:
+        _, uploader = self._begin()
         if (error := self._misplaced or uploader.unsynced()) is not None:
             raise error
 
     def close(self) -> None:
         """Drain for at most ``drain_s``, then say in the bucket that this process has finished. Closing twice is no error.
 
-        Raises like ``drain``; what is pending then stays pinned on disk.
+        Raises like ``drain``; what is pending then stays pinned on disk. SIGTERM meanwhile ends the process with 143 within ``grace_s``,
+        the newest sent first.
         """
+        if self._closed or self._uploader is None:
+            self._close()
+        else:
+            with self._ending(self._uploader) as left_s:
+                self._close(left_s)
+
+    @contextmanager
+    def _ending(self, uploader: Uploader) -> Iterator[Callable[[], float]]:
+        """Wait for what is pending in the block, as long as what it gets tells. SIGTERM meanwhile: the newest first, and then 143."""
+        termination = ending.Termination(self.grace_s, uploader.hurry)
+        try:
+            yield lambda: termination.left_s
+        except StagekitError as error:
+            if not termination.requested:
+                raise
+            sys.stderr.write(f"stagekit: {error}\n")
+        finally:
+            termination.close()
+        if termination.requested:
+            self._drain_s = 0.0
+            ending.note_exit_code(ending.TERMINATED)
+            raise SystemExit(ending.TERMINATED)
+
+    def _drain_at_end(self) -> None:
+        """What a trainer's hook does when the training has ended: ``drain`` for at most ``drain_s``."""
+        with self._ending(self._begin()[1]) as left_s:
+            self._drain(self._drain_s, left_s)
+            self._raise_unsynced()
+
+    def _close(self, left_s: Callable[[], float] = lambda: math.inf) -> None:
         if self._pulse is not None and not self._closed:
             self._pulse.last()
         if self._closed or self._uploader is None or self._spool is None or self._pid != os.getpid():
@@ -465,9 +506,9 @@ class Run:
         self._forget_rotated()
         uploader, spool = self._uploader, self._spool
         try:
-            uploader.drain(self._drain_s)
+            uploader.drain(self._drain_s, left_s=left_s)
         finally:
-            uploader.stop()
+            uploader.stop(min(_STOPPING_S, self.grace_s / 4))
             if uploader.held is not None and uploader.status().synced:
                 with suppress(StagekitError):  # the next writer is warned without need, no more
                     lease.close(self._store, uploader.held, traffic.to_bytes(self._traffic.collected()))
@@ -486,6 +527,7 @@ class Run:
         if self._uploader is None or self._pid != os.getpid():
             return None
         status = self._uploader.status()
+        termination = ending.Termination(self.grace_s, self._uploader.hurry)
         try:
             if status.pending:  # within the try: the second ctrl-C may come as soon as this is read
                 self._on_event(
@@ -495,7 +537,7 @@ class Run:
                         "warning",
                     )
                 )
-            self.close()
+            self._close(lambda: termination.left_s)
         except StagekitError as error:
             return str(error)
         except KeyboardInterrupt:
@@ -503,6 +545,10 @@ class Run:
             if left is None:
                 raise
             return f"interrupted: {left}"
+        finally:
+            termination.close()
+            if termination.requested:
+                ending.note_exit_code(ending.TERMINATED)
         return None
 
     def __enter__(self) -> Self:

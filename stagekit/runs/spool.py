@@ -395,7 +395,14 @@ class Spool:
         self.save(entry, durable=False)
         entry.directory = self.directory / "entries" / incoming.name
         self._arrived(incoming)
-        incoming.rename(entry.directory)
+        try:
+            incoming.rename(entry.directory)
+        except FileNotFoundError:
+            # Not made anew: saves of other trainings may have been in it, and an empty one would tell teardown that nothing waits.
+            raise SourceError(
+                f"step {entry.step} is not saved: {self.directory}, where saves wait until they are in the bucket, was removed or moved "
+                "since this training began. Put it back, or start the training again"
+            ) from None
         self._largest = max(self._largest, entry.size_bytes)
         return entry
 

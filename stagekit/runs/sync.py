@@ -10,12 +10,13 @@ when there is a reason to: a new save, or somebody waiting. Another machine that
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -131,7 +132,7 @@ class Uploader:
         self._superseded: list[int] = []
         self._unsaved: list[tuple[int, Exception]] = []
         self._changed_ones: list[Entry] = []  # of dead processes, whose files are not what was handed over
-        self._sticky: list[Exception] = []
+        self._sticky: list[tuple[int | None, Exception]] = []  # with the step it is about
         self._fenced: Fenced | None = None
         self._lease: lease.Lease | None = None
         self._joined: tuple[int, str] | None = None
@@ -266,10 +267,10 @@ class Uploader:
 
     # -------------------------------------------------------------------------------------------------------- waiting
 
-    def drain(self, timeout_s: float | None = None, *, newest_first: bool = False) -> bool:
+    def drain(self, timeout_s: float | None = None, *, newest_first: bool = False, left_s: Callable[[], float] = lambda: math.inf) -> bool:
         """Wait until nothing is pending, nothing that is pending can be sent, or the time is over. True when nothing is pending.
 
-        What was refused before is tried again once.
+        What was refused before is tried again once. ``left_s`` tells how much time there is by now, as a signal may change that.
         """
         deadline = None if timeout_s is None else self._settings.monotonic() + timeout_s
         with self._changed:
@@ -284,7 +285,7 @@ class Uploader:
                 shown = left
                 self._on_event(Progress("sending checkpoints", max(total - left, 0), total, unit="checkpoints", finished=not left))
             with self._changed:
-                pause = 1.0 if deadline is None else min(1.0, deadline - self._settings.monotonic())
+                pause = min(1.0, left_s(), math.inf if deadline is None else deadline - self._settings.monotonic())
                 if self._is_idle() or self._is_stuck() or pause <= 0:
                     return not self._jobs
                 self._changed.wait(pause)
@@ -294,7 +295,7 @@ class Uploader:
         """Send the newest save first from now on, the smallest file first; there may not be time for the others."""
         self._newest_first = True
 
-    def stop(self, timeout_s: float = 2.0) -> None:
+    def stop(self, timeout_s: float) -> None:
         """End the thread after the file it is sending; what is pending stays on disk."""
         with self._changed:
             self._closed = True
@@ -322,22 +323,34 @@ class Uploader:
     def raise_sticky(self) -> None:
         """Raise what went wrong in the background and will not heal by itself, once for each thing that went wrong."""
         with self._changed:
-            error = self._fenced or next(iter(self._sticky), None)
+            step, error = (None, self._fenced) if self._fenced is not None else next(iter(self._sticky), (None, None))
             self._sticky = []
+            dropped = step in self._superseded
         if error is not None:
-            raise error
+            raise error if step is None else _raised(error, step, self._url, dropped=dropped)
 
     def unsynced(self) -> UploadFailed | None:
         """The error that says which steps are not in the bucket, why, and where their local copies are; ``None`` when all are."""
         with self._changed:
             parts = []
-            if self._jobs:
-                reason = self._fenced or next((job.error for job in self._jobs if job.error is not None), None)
-                what = about([job.entry.step for job in self._jobs], "is", "are")
+            waiting = [job for job in self._jobs if not isinstance(job.error, _Undelivered)]
+            gone = [job for job in waiting if not job.entry.directory.is_dir()]
+            if left := [job for job in waiting if job not in gone]:
+                reason = self._fenced or next((job.error for job in left if job.error is not None), None)
+                what = about([job.entry.step for job in left], "is", "are")
                 parts.append(
                     f"{what} not in {self._url} yet; the local copies are kept in {self._spool.directory} and the next start, or "
                     f"`stagekit teardown`, sends them" + (f". Reason: {reason}" if reason is not None else "")
                 )
+            if gone:
+                what = about([job.entry.step for job in gone], "is", "are")
+                parts.append(f"{what} not in {self._url}, and what was kept of that in {self._spool.directory} is not there any more")
+            parts.extend(
+                f"{job.error}; what this machine has of it is kept in {job.entry.directory}, and is committed once the other machine has "
+                "sent its part (`stagekit teardown` there, then here)"
+                for job in self._jobs
+                if isinstance(job.error, _Undelivered)
+            )
             parts.extend(str(error) for _, error in self._lost())
             return UploadFailed("; ".join(parts)) if parts else None
 
@@ -375,6 +388,10 @@ class Uploader:
         """The lease this process holds, if it has written."""
         return self._lease
 
+    def prune_no_more(self) -> None:
+        """Remove nothing from now on, whatever the policy asks for."""
+        self._settings = replace(self._settings, policy=retention.Policy())
+
     def protect(self, name: CheckpointName) -> None:
         """Never prune ``name``: a training resumed from it."""
         self._protected.add(name)
@@ -386,7 +403,7 @@ class Uploader:
         except Exception as error:
             with self._changed:
                 self._subscriber = ignore
-                self._sticky.append(error)
+                self._sticky.append((None, error))
 
     # -------------------------------------------------------------------------------------------------------- owning
 
@@ -591,13 +608,17 @@ class Uploader:
             elif isinstance(error, StoreError) and error.transient:
                 pause_s = self._settings.retry_after_s(job.failures)
                 self._retry_at = self._settings.monotonic() + pause_s
-                news = Message(f"{text}. It is tried again in {format_duration(pause_s)}; the local copy is kept", "warning")
+                news = Message(f"{text}. It is tried again in {format_duration(pause_s)}; {self._kept(entry)}", "warning")
             else:
                 job.blocked = True
-                if not job.adopted:
-                    self._sticky.append(_raised(error, entry.step, self._url))
-                again = "It is tried again with the next save; the" if not job.adopted else "The"
-                news = Message(text if self._fenced is not None else f"{text}. {again} local copy is kept", "error")
+                if isinstance(error, _Undelivered):  # told, and no reason to end a training: a later step makes up for it
+                    again = f"until a later step is in the bucket, {self._kept(entry)}"
+                elif job.adopted:
+                    again = self._kept(entry)
+                else:
+                    self._sticky.append((entry.step, error))
+                    again = f"it is tried again with the next save; {self._kept(entry)}"
+                news = Message(text if self._fenced is not None else f"{text}. {again[0].upper()}{again[1:]}", "error")
             self._changed.notify_all()
         if not isinstance(error, SourceError) or entry in self._changed_ones:
             entry.error = _words(error)
@@ -606,6 +627,10 @@ class Uploader:
         if not job.blocked or news.text != job.told:  # a refusal is the same with each save that follows
             job.told = news.text
             self._on_event(news)
+
+    @staticmethod
+    def _kept(entry: Entry) -> str:
+        return "the local copy is kept" if entry.directory.is_dir() else f"its local copy is not there any more: {entry.directory}"
 
     # -------------------------------------------------------------------------------------------------------- one save
 
@@ -772,7 +797,8 @@ class Uploader:
         lease.check(store, held)
         data = manifest.to_bytes()
         try:
-            put_object(store, name.manifest_key, data, if_absent=store.conditional_create())
+            # Whoever has taken over may have removed it at once, as a step that is not to be kept.
+            put_object(store, name.manifest_key, data, if_absent=store.conditional_create(), gone=lambda: lease.check(store, held))
         except Conflict:
             # Our own, sent before an answer or a process got lost: the folder's name belongs to this save alone.
             if bytes(store.get(name.manifest_key)) != data:
@@ -811,14 +837,15 @@ class Uploader:
             else:
                 self._give_up(one)
         with self._changed:
-            self._sticky = [error for error in self._sticky if not isinstance(error, CheckpointError)]  # it has healed
+            self._sticky = [(step, error) for step, error in self._sticky if step is None]  # the others have healed
             job.upload._settle("verified")
             self._changed.notify_all()
 
     @staticmethod
     def _is_passed(job: _Job, safe: CheckpointName) -> bool:
-        """Whether a rank never delivered its part of ``job``, and a later step is ``safe``."""
-        return isinstance(job.error, _Undelivered) and job.entry.name is not None and job.entry.name < safe
+        """Whether a rank never delivered its part of ``job``, and a later step is ``safe``; a training that began anew has earlier ones."""
+        name = job.entry.name
+        return isinstance(job.error, _Undelivered) and name is not None and name < safe and name.step <= safe.step
 
     def _is_delivered(self, job: _Job) -> bool:
         """Whether all ranks have delivered their parts of ``job`` by now, or that cannot be told."""
@@ -931,7 +958,9 @@ def create(store: Store, clock: Callable[[], float] = time.time) -> None:
 
 
 def about(steps: Sequence[int], one: str, many: str) -> str:
-    """``step 7 is``, ``steps 7, 8 are``, ``20 steps from 7 to 90 are``: the subject of a sentence and its verb."""
+    """``step 7 is``, ``steps 7, 8 are``, ``20 steps from 7 to 90 are``: the subject of a sentence and its verb. A step counts once, however
+    many ranks have saved it."""
+    steps = sorted(set(steps))
     if len(steps) > _LISTED:
         return f"{len(steps)} steps from {min(steps)} to {max(steps)} {many}"
     return f"step {steps[0]} {one}" if len(steps) == 1 else f"steps {', '.join(map(str, steps))} {many}"
@@ -945,11 +974,12 @@ class _Preempted(Exception):
     """A newer save goes first."""
 
 
-def _raised(error: Exception, step: int, url: str) -> Exception:
-    """The error to raise at the next call: ours as it is, with the step in front when it does not say."""
+def _raised(error: Exception, step: int, url: str, *, dropped: bool) -> Exception:
+    """The error to raise at the next call: ours as it is, with the step in front when it does not say. ``dropped``: by policy, since."""
     if isinstance(error, CheckpointError):
         return error
-    raised = UploadFailed(f"step {step} is not in {url} yet, its local copy is kept: {_words(error)}")
+    state = "did not get into {}, and has given way to newer saves" if dropped else "is not in {} yet, its local copy is kept"
+    raised = UploadFailed(f"step {step} {state.format(url)}: {_words(error)}")
     raised.__cause__ = error
     return raised
 

@@ -85,6 +85,10 @@ class Found:
         times = {path: time for path, (_, _, time) in self.stats.items()}
         return times.get(trainer.STATE, 0) >= max((time for path, time in times.items() if not path.startswith("rng_state_")), default=0)
 
+    def is_file(self) -> bool:
+        """Whether it is a single file."""
+        return list(self.stats) == [self.path.name]
+
     def tells_its_end(self) -> bool:
         """Whether a save that was cut would be noticed. A directory of unknown layout may lack files, however whole the others are."""
         return self.kind in _STRUCTURED or (self.path.is_file() and tells_its_end(self.path))
@@ -323,9 +327,9 @@ def step_in(name: str) -> int | None:
 class Watch:
     """Which candidates are finished, for one who looks again and again. ``world_size``: the number of ranks, when it is known.
 
-    ``left`` are those that the last call of ``finished`` had no time for. ``missed`` are those that were waited for to be
-    quiet at the call before, and are gone, or a single file that another one has replaced. ``restless``
-    are those that have changed again and again for ten times as long.
+    ``left`` are those that the last call of ``finished`` had no time for. ``missed`` are those that were waited for to be quiet at the call
+    before, and are gone, or a single file that has become another one: under its name, or in place, where it was whole before or was cut
+    short. ``restless`` are those that have changed again and again for ten times as long.
     """
 
     quiet_s: float
@@ -335,6 +339,7 @@ class Watch:
     missed: list[Found] = field(default_factory=list)
     restless: list[Found] = field(default_factory=list)
     _waiting: dict[Path, Found] = field(default_factory=dict)
+    _whole: dict[Path, Mapping[str, Stat]] = field(default_factory=dict)  # single files that were, as they were then
     _since: dict[Path, float] = field(default_factory=dict)
     _seen: dict[Path, tuple[Mapping[str, Stat], float]] = field(default_factory=dict)
     _done: dict[Path, Mapping[str, Stat]] = field(default_factory=dict)
@@ -349,7 +354,8 @@ class Watch:
         self.left = []
         current = {found.path: found for one in looks for found in one.found}
         self._seen = {path: seen for path, seen in self._seen.items() if path in current}
-        self.missed = [found for path, found in self._waiting.items() if path not in current or _is_replaced(found, current[path])]
+        self.missed = [found for path, found in self._waiting.items() if path not in current or self._is_replaced(found, current[path])]
+        self._whole = {path: stats for path, stats in self._whole.items() if path in self._waiting}
         self._since = {path: since_s for path, since_s in self._since.items() if path in self._waiting}
         self._waiting = {}
         self.restless = []
@@ -366,6 +372,8 @@ class Watch:
             quiet = still or now_s - since_s >= self.quiet_s
             if found.needs_quiet(self.world_size) and not quiet:
                 self._waiting[path] = found
+                if before != found.stats and self._is_whole_file(found):
+                    self._whole[path] = found.stats
                 if now_s - self._since.setdefault(path, now_s) >= _RESTLESS * self.quiet_s > 0:
                     self.restless.append(found)
                 continue
@@ -375,6 +383,17 @@ class Watch:
         steps = {id(one): one.step() for one in result}
         # One that tells no step counts as the next one.
         return sorted(result, key=lambda one: (steps[id(one)] is None, steps[id(one)] or 0, max(one.times_ns, default=0)))
+
+    def _is_whole_file(self, found: Found) -> bool:
+        if not found.is_file() or not found.tells_its_end() or found.lacking(self.world_size):
+            return False
+        return stat_of(found.path) == found.stats[found.path.name]  # else it may have become whole after that look
+
+    def _is_replaced(self, before: Found, now: Found) -> bool:
+        if not before.is_file() or not now.is_file() or before.stats == now.stats:
+            return False
+        ((inode, size, _),), ((inode_now, size_now, _),) = before.stats.values(), now.stats.values()
+        return inode != inode_now or size_now < size or self._whole.get(before.path) == before.stats
 
     def take(self, found: Found) -> None:
         """``found`` was dealt with, and counts again only when it changes."""
@@ -388,11 +407,6 @@ class Watch:
             for found in one.found
             if self._done.get(found.path) != found.stats and any(not _is_other_ranks(name) for name in found.lacking(self.world_size))
         ]
-
-
-def _is_replaced(before: Found, now: Found) -> bool:
-    inodes = [[inode for inode, _, _ in one.stats.values()] for one in (before, now)]
-    return before.path.name in before.stats and inodes[0] != inodes[1]
 
 
 def _is_other_ranks(name: str) -> bool:

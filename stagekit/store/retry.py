@@ -168,25 +168,27 @@ class RetryStore(WrappedStore):
                 patience.wait(error)
 
 
-def after_writing(store: Store, key: str, question: Callable[[], _T]) -> _T:
+def after_writing(store: Store, key: str, question: Callable[[], _T], gone: Callable[[], None] = lambda: None) -> _T:
     """The answer to ``question``, which is about the object ``key`` that was just written to ``store``.
 
     That there is no such object is an answer of the moment then (`rclone serve s3` gives it when a folder is new), so it is asked again
-    within the budget of the ``RetryStore`` that ``store`` is or holds. Raises ``InvalidReply`` when it stays so.
+    within the budget of the ``RetryStore`` that ``store`` is or holds. Raises ``InvalidReply`` when it stays so. Each time ``gone`` is
+    called first, which raises what it knows to be the reason.
     """
     inner = store
     while isinstance(inner, WrappedStore):
         if isinstance(inner, RetryStore):
-            return inner._repeat(lambda: _never_missing(store, key, question))
+            return inner._repeat(lambda: _never_missing(store, key, question, gone))
         inner = inner.inner
-    return _never_missing(store, key, question)
+    return _never_missing(store, key, question, gone)
 
 
-def _never_missing(store: Store, key: str, call: Callable[[], _T]) -> _T:
+def _never_missing(store: Store, key: str, call: Callable[[], _T], gone: Callable[[], None] = lambda: None) -> _T:
     """``call``, whose answer cannot be that the object ``key`` is not there."""
     try:
         return call()
     except NotFound as error:
+        gone()
         raise InvalidReply(
             f"writing {store.location / key}: the store was given the object and answers that there is no such object; repeat the command, "
             "and if it stays so, look for what removes objects there",

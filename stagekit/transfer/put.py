@@ -59,13 +59,14 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def put_object(store: Store, key: str, data: Data, *, if_absent: bool = False) -> Stored:
+def put_object(store: Store, key: str, data: Data, *, if_absent: bool = False, gone: Callable[[], None] = lambda: None) -> Stored:
     """Store ``data`` under ``key`` and verify it. Raises ``Conflict`` with ``if_absent`` when the key exists, ``BadDigest`` when the
-    store holds something else afterwards."""
+    store holds something else afterwards. ``gone`` is called when it answers that there is no such object, before that is asked again,
+    and may raise."""
     store.put(key, data, if_absent=if_absent)
     # MD5 is for comparison with an etag only; a store that checks digests spares it.
     md5 = None if store.checks_digest() else hashlib.md5(data, usedforsecurity=False).hexdigest()
-    return _verify(store, key, len(data), hashlib.sha256(data).hexdigest(), md5)
+    return _verify(store, key, len(data), hashlib.sha256(data).hexdigest(), md5, gone)
 
 
 def put_file(
@@ -284,9 +285,9 @@ def _expected_etag(md5s: list[bytes] | None, parts: int) -> str | None:
     return f"{hashlib.md5(b''.join(md5s), usedforsecurity=False).hexdigest()}-{len(md5s)}"
 
 
-def _verify(store: Store, key: str, size: int, sha256: str, expected_etag: str | None) -> Stored:
+def _verify(store: Store, key: str, size: int, sha256: str, expected_etag: str | None, gone: Callable[[], None] = lambda: None) -> Stored:
     """Ask the store what it holds: the answer to a put proves nothing."""
-    info = after_writing(store, key, lambda: store.head(key))
+    info = after_writing(store, key, lambda: store.head(key), gone)
     where = store.location / key
     if info.size != size:
         raise BadDigest(
@@ -298,7 +299,7 @@ def _verify(store: Store, key: str, size: int, sha256: str, expected_etag: str |
     found = hashlib.sha256()
 
     def read(start: int) -> Data:
-        return after_writing(store, key, lambda: store.get(key, start, min(PIECE, size - start)))
+        return after_writing(store, key, lambda: store.get(key, start, min(PIECE, size - start)), gone)
 
     for piece in each(read, range(0, size, PIECE), threads=2):
         found.update(piece)

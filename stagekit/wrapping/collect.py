@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class Collector:
         self._looks: list[Look] = []
         self._missed = self._missed_told = 0
         self._missed_last: Path | None = None
-        self._shapes: dict[tuple[Path, str], set[str]] = {}
+        self._before: dict[tuple[Path, str], Mapping[str, int]] = {}  # the files of the last save of each kind of name, and their sizes
         self._filled: set[Path] = set()
         self.submitted = 0
         self.abandoned: list[Found] = []
@@ -230,7 +231,9 @@ class Collector:
         since 1970), so that what it wrote last before may be cut, and a save that does not tell its end is not believed.
         """
         looks = self.look()
-        self.unsaved = {path: why for path, why in self.unsaved.items() if path.exists()}
+        for path, why in [(path, why) for path, why in self.unsaved.items() if not path.exists()]:
+            self._on_event(Message(f"{path} was removed before it could be pinned, and is in no bucket: {why}", "warning"))
+            del self.unsaved[path]
         for found in self._watch.finished(looks, still=still, over=self._is_over):
             if self._is_over():
                 self.unsaved[found.path] = "the time after SIGTERM was over"
@@ -279,6 +282,11 @@ class Collector:
         return self._watch.unfinished(self._looks)
 
     def _hand_over(self, found: Found, *, still: bool) -> None:
+        if still and (last := self._shorter_than_before(found)) is not None:
+            self._run._begin()[1].prune_no_more()
+            text = f"the last file of {found.path}, {last}, is shorter than in the save before; if the command was killed in its middle"
+            text += " (a pipe hides that), it is cut. It is sent, and nothing older is removed now"
+            self._on_event(Message(text, "warning"))
         step = found.step()
         self._step = max(self._step, step) if step is not None else self._step + 1
         epoch, metrics = found.told()
@@ -320,7 +328,7 @@ class Collector:
                 self._on_event(Message(f"{found.path} is not saved yet, and is tried again: {error}", "error"))
             return
         self._watch.take(found)
-        self._shapes[found.root, _shape(found.name)] = {_shape(name) for name in found.stats}
+        self._before[found.root, _shape(found.name)] = found.sizes
         self.submitted += 1
 
     def _is_over(self) -> bool:
@@ -347,7 +355,16 @@ class Collector:
         """What the save before ``found`` has and it lacks, as long as that may still come."""
         if found.tells_its_end() or self._is_begun_later(found):
             return []
-        return sorted(self._shapes.get((found.root, _shape(found.name)), set()) - {_shape(name) for name in found.stats})
+        before = self._before.get((found.root, _shape(found.name)), {})
+        fewer = Counter(map(_shape, before)) - Counter(map(_shape, found.stats))
+        absent = sorted(name for name in before if name not in found.stats)
+        return [name for shape, count in fewer.items() for name in [one for one in absent if _shape(one) == shape][-count:]]
+
+    def _shorter_than_before(self, found: Found) -> str | None:
+        """Its last file when that is shorter than in the save before and nothing else tells whether it is whole."""
+        last = max(found.stats, key=lambda name: found.stats[name][2], default="")
+        before = self._before.get((found.root, _shape(found.name)), {}).get(last, 0)
+        return last if not found.tells_its_end() and found.sizes.get(last, 0) < before else None
 
     def _is_begun_later(self, found: Found) -> bool:
         """Whether another save was begun after the last write to ``found``."""

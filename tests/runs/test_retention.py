@@ -63,7 +63,15 @@ def test_the_best_are_kept_and_nan_is_never_best() -> None:
     losses = [0.5, math.nan, 0.1, 0.3, math.inf, 0.9]
     checkpoints = [one for step, loss in enumerate(losses) for one in of(step, loss=loss)]
     assert kept(Policy(keep_best=("loss", "min", 2)), checkpoints) == [2, 3, 5]
-    assert kept(Policy(keep_best=("loss", "max", 1)), checkpoints) == [4, 5]
+    assert kept(Policy(keep_best=("loss", "max", 1)), checkpoints) == [5], "neither is an infinity"
+
+
+@pytest.mark.parametrize("loss", [math.nan, -math.inf])
+def test_where_all_are_nan_nothing_tells_which_is_best(loss: float) -> None:
+    checkpoints = [one for step in range(4) for one in of(step, loss=loss)]
+    policy = Policy(keep_best=("loss", "min", 1))
+    assert kept(policy, checkpoints) == [0, 1, 2, 3]
+    assert "'loss', by which keep_best is to decide, is no finite number in any checkpoint" in (policy.undecided(checkpoints) or "")
 
 
 def test_what_a_training_resumed_from_is_kept() -> None:

@@ -726,7 +726,7 @@ def test_an_older_save_of_a_dead_process_does_not_pass_over_its_own_later_one(st
     first.drain()
     entry = first._entry(first._uploader, 2, None, None, False)  # type: ignore[arg-type]  # killed before this one was sent
     first._spool.pin(fill(tmp_path / "out-2"), entry)  # type: ignore[union-attr]
-    first._uploader.stop()  # type: ignore[union-attr]
+    first._uploader.stop(2)  # type: ignore[union-attr]
     first._spool.close()  # type: ignore[union-attr]
     second = make_run()
     second.drain()
@@ -881,6 +881,7 @@ def test_a_rank_that_leaves_out_a_step_does_not_hold_up_the_later_ones(
                     ranks[1].drain()
     with suppress(UploadFailed):  # of which step 2 is told, unless a later one has made up for it already
         ranks[0].drain()
+    ranks[0]._begin()[1].raise_sticky()  # it is told, and no reason to end a training
     ranks[0].drain()
     assert steps(store) == [3, 1]
     assert any("step 2 stays uncommitted: rank 1 of 2 did not deliver it, and has delivered a later one" in text for text in events.texts())
@@ -931,12 +932,66 @@ def test_what_a_training_of_several_ranks_left_is_committed_or_told_at_once(
     with pytest.raises(UploadFailed, match="step 1 stays uncommitted: rank 1 of 2 never delivered it"):
         alone.drain()
     assert [entry.step for entry in pending(tmp_path / "spool-0")] == [1]
+    save(alone, tmp_path, 0)  # of a training that began anew
+    with pytest.raises(
+        UploadFailed, match=r"is committed once the other machine has sent its part \(`stagekit teardown` there, then here\)"
+    ):
+        alone.drain()
+    assert [entry.step for entry in pending(tmp_path / "spool-0")] == [1], "nothing that is later is safe"
     save(alone, tmp_path, 2)
     with suppress(UploadFailed):
         alone.drain()
     alone.drain()
-    assert steps(store) == [2]
+    assert steps(store) == [2, 0]
     assert pending(tmp_path / "spool-0") == []
+
+
+def test_a_manifest_that_is_gone_at_once_is_a_reason_to_look_who_owns_the_run(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    first, second = make_run(), make_run(store.inner, spool_dir=tmp_path / "other", keep_last=1)
+
+    def take_over(call: object) -> None:
+        save(second, tmp_path, 2)
+        second.drain()
+        assert [one.step for one in second.checkpoints()] == [2], "which has removed the one that was just committed"
+
+    store.act("head", take_over, "checkpoints/000000000001-*/manifest.json")
+    save(first, tmp_path, 1)
+    with pytest.raises(UploadFailed, match="was taken over by"):
+        first.drain()
+    assert sum(call.operation == "head" and call.key.endswith("manifest.json") for call in store.calls) < 4, "and not to ask for minutes"
+    for step in range(3, 9):
+        with suppress(Fenced):
+            save(first, tmp_path, step)
+    assert [entry.step for entry in pending(tmp_path / "spool")] == [1, *range(3, 9)], "a fenced process keeps all that it saves"
+
+
+def test_what_was_refused_and_then_gave_way_is_not_told_to_be_kept(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
+    run = make_run()
+    store.fail("put", Denied("uploading: not allowed"), "*/files/*", times=None)
+    save(run, tmp_path, 1)
+    stuck(run)
+    for step in range(2, 9):
+        with pytest.raises(UploadFailed) as raised:
+            save(run, tmp_path, step)
+        told = int(str(raised.value).split()[1])
+        assert ("its local copy is kept" in str(raised.value)) == (told not in run.status().superseded)
+        assert ("has given way to newer saves" in str(raised.value)) == (told in run.status().superseded)
+        stuck(run)
+    assert len(run.status().superseded) > 2
+
+
+def test_a_spool_that_was_removed_is_told_in_words_that_are_true(store: FaultStore, make_run: Make, events: Events, tmp_path: Path) -> None:
+    run = make_run()
+    store.fail("put", Denied("uploading: not allowed"), "*/files/*", times=None)
+    save(run, tmp_path, 1)
+    stuck(run)
+    shutil.rmtree(tmp_path / "spool")
+    with pytest.raises(SourceError, match=r"step 2 is not saved: .*spool, where saves wait .*, was removed or moved since this training"):
+        save(run, tmp_path, 2)
+    with pytest.raises(UploadFailed, match=r"step 1 is not in .*, and what was kept of that in .* is not there any more") as raised:
+        run.drain()
+    assert "kept in" not in str(raised.value).replace("what was kept of that in", "")
+    assert "its local copy is not there any more" in events.texts()[-1]
 
 
 def test_a_commit_needs_a_store_that_can_be_seen(store: FaultStore, make_run: Make, tmp_path: Path) -> None:
@@ -947,6 +1002,12 @@ def test_a_commit_needs_a_store_that_can_be_seen(store: FaultStore, make_run: Ma
     with pytest.raises(UploadFailed, match="listing owners: not allowed"):
         run.close()
     assert [one.step for one in catalog.read_all(store.inner).checkpoints] == [1]
+
+
+def test_a_step_is_named_once_however_many_ranks_saved_it() -> None:
+    assert sync.about([1, 2, 1, 2], "is", "are") == "steps 1, 2 are"
+    assert sync.about([3, 3], "is", "are") == "step 3 is"
+    assert sync.about([*range(5, 30), *range(5, 30)], "is", "are") == "25 steps from 5 to 29 are"
 
 
 def test_draining_shows_progress_and_a_time_that_is_over_is_an_error(

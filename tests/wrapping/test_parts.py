@@ -10,13 +10,14 @@ import pytest
 
 from stagekit.cli import main
 from stagekit.config import home_directory
-from stagekit.errors import CheckpointError, ManifestError, UsageError
+from stagekit.errors import CheckpointError, ManifestError, OutOfSpace, UsageError
 from stagekit.processes import Process
 from stagekit.progress import Event, Message
 from stagekit.runs import Run
 from stagekit.runs.home import known_runs
 from stagekit.runs.layout import Checkpoint, CheckpointManifest, CheckpointName, FileRecord
 from stagekit.runs.sync import create
+from stagekit.saves.find import Watch, look
 from stagekit.store.directory import DirectoryStore
 from stagekit.wrapping.collect import Collector, named
 from stagekit.wrapping.note import Note, notes
@@ -246,6 +247,18 @@ def test_saves_that_are_rotated_away_before_they_are_quiet_are_told_now_and_then
     assert len(texts) == 4
 
 
+def test_a_save_that_is_written_over_in_place_counts_as_replaced(tmp_path: Path) -> None:
+    end = b"PK\x05\x06" + bytes(18)
+    watch = Watch(30.0, lambda: 0.0)
+    missed = 0
+    # Its end, twice; then one that grows, and has no end yet; then it is cut short, and grows again.
+    for content in (b"PK" + end, b"PK second" + end, b"PK", b"PK 3", b"PK 3, longer", b"PK 4", b"PK 4, longer"):
+        (tmp_path / "last.pt").write_bytes(content)
+        watch.finished([look(tmp_path, ["*.pt"])])
+        missed += len(watch.missed)
+    assert missed == 3, "the first two, and the one that was cut short"
+
+
 def test_a_save_that_never_gets_quiet_is_told_once(tmp_path: Path) -> None:
     told: list[Event] = []
     now_s = 0.0
@@ -304,11 +317,67 @@ def test_a_save_that_stands_still_and_lacks_what_the_one_before_has_is_waited_fo
         assert look(3, "a.raw", "b.raw") == 3, "2 was all there was to it"
         assert look(4, "a.raw") == 3
         assert look(4, "b.raw") == 4
+        assert look(5, "0.raw", "1.raw", "a.raw", "b.raw") == 5
+        assert look(6, "a.raw", "b.raw", "0.raw") == 5, "names that differ in numbers only are counted"
+        assert look(6, "1.raw") == 6
     texts = [event.text for event in told if isinstance(event, Message) and event.level == "warning"]
     assert [text.partition(" lacks b.raw, which the save before it has")[0] for text in texts] == [
         f"{tmp_path}/out/ck-2",
         f"{tmp_path}/out/ck-4",
+        f"{tmp_path}/out/ck-6 lacks 1.raw, which the save before it has, so it is waited for; it is sent once a later one is begun",
     ]
+
+
+def test_a_last_save_that_is_shorter_costs_no_older_one(tmp_path: Path) -> None:
+    told: list[Event] = []
+    with Run(str(tmp_path / "run"), keep_last=1) as run:
+        collector = Collector(
+            run,
+            {"out": tmp_path / "out"},
+            patterns=("ck-*",),
+            quiet_s=0,
+            world_size=None,
+            logs=None,
+            printed=(),
+            on_event=told.append,
+            monotonic=lambda: 0.0,
+        )
+        for step, content in ((1, b"weights"), (2, b"weights"), (3, b"wei")):
+            (tmp_path / "out" / f"ck-{step}").mkdir(parents=True)
+            (tmp_path / "out" / f"ck-{step}" / "a.raw").write_bytes(content)
+            collector.scan(still=step == 3)
+            run.drain()
+    assert [one.step for one in run.checkpoints()] == [3, 2]
+    assert any("ck-3, a.raw, is shorter than in the save before" in event.text for event in told if isinstance(event, Message))
+
+
+def test_a_save_that_is_gone_before_there_is_room_to_pin_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Event] = []
+
+    def full(*_: object, **__: object) -> None:
+        raise OutOfSpace("the disk is full")
+
+    with Run(str(tmp_path / "run")) as run:
+        collector = Collector(
+            run,
+            {"out": tmp_path / "out"},
+            patterns=("*.npz",),
+            quiet_s=0,
+            world_size=None,
+            logs=None,
+            printed=(),
+            on_event=told.append,
+            monotonic=lambda: 0.0,
+        )
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "step-1.npz").write_bytes(b"x")
+        monkeypatch.setattr(run, "submit", full)
+        collector.scan()
+        (tmp_path / "out" / "step-1.npz").unlink()
+        collector.scan()
+        collector.scan()
+    texts = [event.text for event in told if isinstance(event, Message)]
+    assert texts[1:] == [f"{tmp_path}/out/step-1.npz was removed before it could be pinned, and is in no bucket: the disk is full"]
 
 
 def test_the_same_step_of_two_generations_is_told_apart_by_content(tmp_path: Path) -> None:
