@@ -28,11 +28,14 @@ def giving_way(
     Never the newest (of each directory, where several save into one run), the one that is being sent, final, best or keep-every ones.
     Those from the middle of an epoch go first; one from its end goes only when none of them is left. ``bound=None`` is for saves that no
     network is going to take soon: then only the disk counts.
+
+    Several ranks each decide by themselves, and what is committed is what all of them kept. So they let go of the same ones first, however
+    much each has pending: those whose step can be halved least often.
     """
     left, dropped = list(pending), list[Entry]()
     while is_over(left, disk_bytes, bound=bound):
         droppable = [entry for entry in left[:-1] if entry is not sending and not _is_precious(entry, left, policy)]
-        entry = min(droppable, key=lambda one: not one.passing, default=None)  # the oldest of the first kind
+        entry = min(droppable, key=lambda one: (not one.passing, _halvings(one)), default=None)  # the oldest of the first kind
         if entry is None:
             break
         if not entry.passing and left[-1].passing and not is_over(left, disk_bytes, bound=bound and bound + 1):
@@ -42,11 +45,18 @@ def giving_way(
     return dropped
 
 
+def _halvings(entry: Entry) -> int:
+    """How often a step of several ranks can be halved; 0 for the saves of one, of which simply the oldest goes."""
+    if entry.world_size == 1 or entry.step == 0:
+        return 0
+    return (entry.step & -entry.step).bit_length() - 1
+
+
 def _is_precious(entry: Entry, pending: Sequence[Entry], policy: Policy) -> bool:
     directory = entry.identity.get(SAVED_IN)
     if next(one for one in reversed(pending) if one.identity.get(SAVED_IN) == directory) is entry:
         return True
-    if entry.final or entry.world_size > 1 or (policy.keep_every is not None and entry.step % policy.keep_every == 0):
+    if entry.final or (policy.keep_every is not None and entry.step % policy.keep_every == 0):
         return True
     if policy.keep_best is None:
         return False

@@ -67,3 +67,23 @@ def test_only_what_may_gives_way_and_no_more_than_needed(
         assert left == pending
     if is_over(left, disk_bytes, bound=bound and bound + 1) and not best and not every:
         assert all(entry.final or entry is sent for entry in left[:-1]), "what is over is all to be kept"
+
+
+@given(some.integers(1, 9), some.integers(1, 9), some.sampled_from([1, 50, 250, 7]))
+def test_ranks_that_are_differently_slow_keep_steps_in_common(slow: int, slower: int, stride: int) -> None:
+    """Each sends one of its saves for so many that are made. What both have sent is committed."""
+
+    def sent(every: int) -> set[int]:
+        done, pending = set[int](), list[Entry]()
+        for number in range(1, 201):
+            pending.append(Entry(run="memory://bucket/run", store=None, step=stride * number, counter=number, world_size=2))
+            for entry in giving_way(pending, pending[0], Policy(), None):
+                pending.remove(entry)
+            if number % every == 0:
+                done.add(pending.pop(0).step)
+        return done | {entry.step for entry in pending}
+
+    both = sorted(sent(slow) & sent(slower))
+    gaps = [(after - before) // stride for before, after in zip([0, *both], both, strict=False)]
+    assert both[-1] == 200 * stride, "the newest in any case"
+    assert max(gaps) <= 4 * BACKLOG * max(slow, slower), "and never long without any"
