@@ -358,7 +358,7 @@ class Collector:
         before = self._before.get((found.root, _shape(found.name)), {})
         fewer = Counter(map(_shape, before)) - Counter(map(_shape, found.stats))
         absent = sorted(name for name in before if name not in found.stats)
-        return [name for shape, count in fewer.items() for name in [one for one in absent if _shape(one) == shape][-count:]]
+        return sorted(name for shape, count in fewer.items() for name in [one for one in absent if _shape(one) == shape][-count:])
 
     def _shorter_than_before(self, found: Found) -> str | None:
         """Its last file when that is shorter than in the save before and nothing else tells whether it is whole."""
