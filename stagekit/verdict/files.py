@@ -138,6 +138,10 @@ class Looking:
 
     def _trackio(self, folder: Path, since_s: float) -> None:
         """What Trackio wrote for this user since then, wherever the training was started."""
+        if judge_mount(folder).kind == "refused":
+            what = "what Trackio may have written is on a mount that is not looked at"
+            self.found.findings.append(Finding("note", "mount", what, str(folder)))
+            return
         for inner, _, names in os.walk(folder):
             written = (Path(inner, name) for name in names if not name.endswith(".lock"))
             recent = [path for path in written if path.lstat().st_mtime >= since_s]

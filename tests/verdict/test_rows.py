@@ -15,6 +15,7 @@ import pytest
 
 from stagekit.copies.pull import pull
 from stagekit.errors import Unreachable
+from stagekit.mounts import Judgement
 from stagekit.processes import Process
 from stagekit.progress import ignore
 from stagekit.runs.heartbeat import Heartbeat
@@ -25,7 +26,7 @@ from stagekit.store.base import ObjectInfo, Store
 from stagekit.store.extras import ExpiryRule
 from stagekit.store.memory import MemoryStore
 from stagekit.testing.faults import FaultStore
-from stagekit.verdict import nearby, processes, steps, teardown
+from stagekit.verdict import files, nearby, processes, steps, teardown
 from stagekit.verdict.bucket import RunState, look_at_run
 from stagekit.verdict.caches import is_cache
 from stagekit.verdict.durable import Durable
@@ -157,6 +158,22 @@ def test_where_a_training_was_started_is_searched_deep_and_not_without_end(tmp_p
     times = iter([0.0, 0.0, *[nearby.PATIENCE_S + 1] * 99])
     assert nearby.look(started, monotonic=lambda: next(times)).cut == "links"
     assert nearby.look(started).tracked == [started / "mlruns" / "0" / "aa" / "metrics" / "loss"]
+
+
+def test_trackios_folder_on_a_mounted_bucket_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trackio = tmp_path / "hub" / "trackio"
+    trackio.mkdir(parents=True)
+    (trackio / "llm.db").write_bytes(b"x")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    (tmp_path / "work").mkdir()
+    looking = files.Looking([], [])
+    looking.working({tmp_path / "work": 1.0})
+    assert [file.path for file in looking.found.files] == ["trackio/llm.db"]
+    monkeypatch.setattr(files, "judge_mount", lambda path: Judgement("refused" if path == trackio else "fine", "a bucket"))
+    looking = files.Looking([], [])
+    looking.working({tmp_path / "work": 1.0})
+    assert looking.found.files == []
+    assert [(one.weight, one.row, one.subject) for one in looking.found.findings] == [("note", "mount", str(trackio))]
 
 
 def test_what_looks_like_a_save_counts_when_it_was_written_since_and_was_not_brought_here(tmp_path: Path) -> None:
