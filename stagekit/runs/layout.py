@@ -82,9 +82,14 @@ class CheckpointName:
         """The key of one of the trainer's files."""
         return f"{self.folder}files/{path}"
 
+    @property
+    def parts(self) -> str:
+        """Where the ranks other than 0 say what they have delivered."""
+        return f"{self.folder}parts/"
+
     def part_key(self, rank: int) -> str:
         """The key of what ``rank`` (not 0) has delivered."""
-        return f"{self.folder}parts/rank-{rank:05d}.json"
+        return f"{self.parts}rank-{rank:05d}.json"
 
 
 Selector = int | CheckpointName | Literal["latest", "best"]

@@ -529,7 +529,7 @@ class Run:
         status = self._uploader.status()
         termination = ending.Termination(self.grace_s, self._uploader.hurry)
         try:
-            if status.pending:  # within the try: the second ctrl-C may come as soon as this is read
+            if status.pending and self._drain_s:  # within the try: the second ctrl-C may come as soon as this is read
                 self._on_event(
                     Message(
                         f"{about(status.pending, 'is', 'are')} not in {self.url} yet ({format_size(status.pending_bytes)}); "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import (
@@ -23,7 +23,7 @@ from ..processes import Process
 from ..progress import Progress, Subscriber, ignore
 from ..publishing.destination import stored_sha256
 from ..runs import catalog, lease
-from ..runs.layout import CHECKPOINTS, RUN_JSON, SUPERSEDED, Checkpoint, CheckpointName, FileRecord, SupersededRecord
+from ..runs.layout import CHECKPOINTS, RUN_JSON, SUPERSEDED, Checkpoint, CheckpointName, FileRecord, PartRecord, SupersededRecord
 from ..store.base import ObjectInfo, Store, uploads_if_told
 from ..store.extras import clock_skew_s, expiry_rules
 from ..units import format_count, format_duration
@@ -132,7 +132,7 @@ def _look(store: Store, state: RunState, clock: Callable[[], float], deep: bool,
             state.newest = checkpoint
     if not committed:
         state.findings.append(Finding("note", "run", "the run has no checkpoint yet", state.url))
-    _superseded(store, state)
+    _superseded(store, state, listed)
     state.has_logs = _logs(store, state)
     state.is_empty = not committed
     _open_uploads(store, state, clock())
@@ -196,18 +196,25 @@ def _incomplete(url: str, checkpoint: Checkpoint, missing: set[str], damaged: se
     )
 
 
-def _superseded(store: Store, state: RunState) -> None:
+def _superseded(store: Store, state: RunState, listed: Collection[str]) -> None:
+    """What policy dropped: the files that rank 0 names, and those that the other ranks had delivered for the same step."""
     keys = [info.key for info in store.list(SUPERSEDED)]
+    folders = {CheckpointName.parse(key.removeprefix(SUPERSEDED).removesuffix(".json")) for key in keys}
+    parts = tuple(name.parts for name in folders if name is not None)
+    asked = [(SupersededRecord.from_bytes, key) for key in keys] + [(PartRecord.from_bytes, key) for key in listed if key.startswith(parts)]
 
-    def read(key: str) -> SupersededRecord | None:
+    def read(asked: tuple[Callable[..., SupersededRecord | PartRecord], str]) -> list[Content]:
+        parse, key = asked
         try:
-            return SupersededRecord.from_bytes(bytes(store.get(key)), source=str(store.location / key))
+            record = parse(bytes(store.get(key)), source=str(store.location / key))
         except (NotFound, ManifestError):
-            return None  # a record that says nothing excuses nothing
+            return []  # a record that says nothing excuses nothing
+        if isinstance(record, PartRecord):
+            return [(file.bytes, file.sha256) for file in record.files]
+        return [(size, sha256) for _, size, sha256 in record.files]
 
-    for record in each(read, keys, threads=_THREADS):
-        if record is not None:
-            state.dropped.update((size, sha256) for _, size, sha256 in record.files)
+    for found in each(read, asked, threads=_THREADS):
+        state.dropped.update(found)
 
 
 def _logs(store: Store, state: RunState) -> bool:

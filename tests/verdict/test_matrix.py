@@ -27,7 +27,7 @@ from stagekit.processes import Process
 from stagekit.publishing.begun import note_begun
 from stagekit.runs import Run
 from stagekit.runs.home import remember
-from stagekit.runs.layout import CheckpointName, SupersededRecord
+from stagekit.runs.layout import CheckpointName, FileRecord, PartRecord, SupersededRecord
 from stagekit.runs.lease import Lease
 from stagekit.runs.spool import Entry, Spool
 from stagekit.store.directory import DirectoryStore
@@ -389,6 +389,13 @@ def a_step_that_policy_dropped(machine: Machine) -> None:
     (folder / "model.bin").write_bytes(b"dropped")
     record = SupersededRecord(50, "retention", (("model.bin", 7, hashlib.sha256(b"dropped").hexdigest()),))
     machine.store.put(CheckpointName(1, 50, 1, "0123abcd").superseded_key, record.to_bytes())
+
+
+def a_step_of_several_ranks_that_rank_0_dropped(machine: Machine) -> None:
+    a_step_that_policy_dropped(machine)
+    (machine.out / "checkpoint-50" / "rng-1.bin").write_bytes(b"of rank 1")
+    part = PartRecord(1, (FileRecord("rng-1.bin", 9, hashlib.sha256(b"of rank 1").hexdigest()),))
+    machine.store.put(CheckpointName(1, 50, 1, "0123abcd").part_key(1), part.to_bytes())
 
 
 def no_such_directory(machine: Machine) -> None:
@@ -795,6 +802,9 @@ MATRIX = {
     "a missing manifest": Row(a_missing_manifest, 3, "damaged", "it was committed, and ", "stagekit verify"),
     "a step that policy dropped": Row(
         a_step_that_policy_dropped, 0, "superseded", "out: 1 file of steps that policy dropped, such as checkpoint-50/"
+    ),
+    "a step that policy dropped, of several ranks": Row(
+        a_step_of_several_ranks_that_rank_0_dropped, 0, "superseded", "out: 2 files of steps that policy dropped, such as checkpoint-50/"
     ),
     "no such directory": Row(no_such_directory, 4, "watched", "there is no such directory", "ls "),
     "no such run": Row(no_such_run, 4, "run", "there is no run at this URL", "stagekit ls"),
