@@ -399,8 +399,8 @@ def _run(look: _Look) -> Iterator[Fault]:
             yield look.fault("manifest", name.manifest_key, str(found))
         else:
             uncommitted.append(name)
-    lending = catalog.lending(uncommitted, committed)
-    for name in (name for name in uncommitted if name not in lending):
+    explained = catalog.lending(uncommitted, committed) | catalog.dropped(look.store, uncommitted)
+    for name in (name for name in uncommitted if name not in explained):
         detail = f"step {name.step} was never committed: it is on its way, or its writer died; no reader looks at it"
         yield look.note("unfinished", name.folder.rstrip("/"), detail)
     yield from _files(look, committed)

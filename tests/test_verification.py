@@ -15,8 +15,9 @@ from stagekit.errors import BucketNotFound, CheckpointError, CorruptShard, Denie
 from stagekit.indexing.scan import scan
 from stagekit.looked import Looked
 from stagekit.progress import Progress
+from stagekit.report import RunInfo, info, ls
 from stagekit.runs import Run
-from stagekit.runs.layout import RUN_JSON
+from stagekit.runs.layout import RUN_JSON, SupersededRecord
 from stagekit.shards.index import BlockTable
 from stagekit.shards.manifest import MANIFEST, WIDS, Manifest, blocks_name, index_name, samples_name
 from stagekit.store.base import Data, ObjectInfo, Store, WrappedStore
@@ -202,6 +203,24 @@ def test_a_commit_whose_manifest_has_vanished_is_a_fault() -> None:
     store.delete(newest.manifest_key)
     for deep in (False, True):
         assert "step 2: it was committed, and" in only(verify(store, deep=deep).faults).line
+
+
+def test_what_is_left_of_a_step_that_policy_dropped_is_not_on_its_way() -> None:
+    url = f"memory://verification-{next(_numbers)}/run"
+    store = MemoryStore(url)
+    make_checkpoint(store, 100, {"x": b"x"})
+    name = make_checkpoint(store, 200, {"x": b"x"}, commit=False)
+    make_checkpoint(store, 300, {"x": b"x"}, commit=False)
+    store.put(name.superseded_key, SupersededRecord(200, "newer saves were waiting", ()).to_bytes())
+    notes = [finding.line for finding in verify(store).findings if finding.weight == "note"]
+    assert ["step 300 was never committed" in line for line in notes] == [True]
+    told = info(url)
+    assert isinstance(told, RunInfo)
+    assert [one.step for one in told.unfinished] == [300]
+    assert [entry.note for entry in ls(url) if entry.kind == "checkpoint"][1:] == [
+        "dropped by policy, with files that are not removed yet",
+        "not committed",
+    ]
 
 
 def test_one_checkpoint_can_be_verified_alone() -> None:

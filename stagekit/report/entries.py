@@ -78,8 +78,11 @@ def _inside(store: Store, kind: Literal["dataset", "run"]) -> Iterator[Entry]:
     entries = {checkpoint.name: _checkpoint_entry(at[checkpoint.name], checkpoint) for checkpoint in found.checkpoints}
     entries.update({name: Entry("checkpoint", at[name], note=f"damaged: {error}") for name, error in found.damaged})
     lending = catalog.lending(found.uncommitted, found.checkpoints)
+    dropped = catalog.dropped(store, found.uncommitted)
     for name in found.uncommitted:
-        note = "removed, but for files that others refer to" if name in lending else "not committed"
+        note = "dropped by policy, with files that are not removed yet" if name in dropped else "not committed"
+        if name in lending:
+            note = "removed, but for files that others refer to"
         entries[name] = Entry("checkpoint", at[name], note=note)
     steps = Counter(name.step for name in entries)
     for name in sorted(entries):

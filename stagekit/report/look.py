@@ -169,8 +169,9 @@ def _run_info(opened: Store, price_per_gb: float | None, now_s: float) -> RunInf
     )
     damaged = dict.fromkeys([*(str(error) for _, error in reversed(found.damaged)), *broken])
     vanished = commits.newest(opened, found.uncommitted)
-    unfinished = [name for name in reversed(found.uncommitted) if name != vanished]
     lending, pickled = catalog.lending(found.uncommitted, checkpoints), _Pickles(opened)
+    dropped = catalog.dropped(opened, found.uncommitted) - lending
+    unfinished = [name for name in reversed(found.uncommitted) if name != vanished and name not in dropped]
     return RunInfo(
         url,
         created_s,
@@ -198,7 +199,7 @@ def _arrival(store: Store, checkpoint: Checkpoint, now_s: float) -> ArrivalInfo 
 
 def _delivered(store: Store, name: CheckpointName) -> tuple[int, ...]:
     """The ranks whose part of the attempt ``name`` is in the bucket."""
-    texts = (info.key.rpartition("/rank-")[2].removesuffix(".json") for info in store.list(f"{name.folder}parts/"))
+    texts = (info.key.rpartition("/rank-")[2].removesuffix(".json") for info in store.list(name.parts))
     return tuple(sorted(int(text) for text in texts if text.isascii() and text.isdecimal()))
 
 

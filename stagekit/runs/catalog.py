@@ -7,7 +7,7 @@ means a new run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -15,7 +15,7 @@ from ..errors import CheckpointError, DamagedCheckpoint, ManifestError, NotFound
 from ..progress import Message, Subscriber, ignore
 from ..store.base import Store, exists
 from . import commits
-from .layout import CHECKPOINTS, Checkpoint, CheckpointManifest, CheckpointName, Selector
+from .layout import CHECKPOINTS, SUPERSEDED, Checkpoint, CheckpointManifest, CheckpointName, Selector
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,14 @@ def lending(names: Iterable[CheckpointName], checkpoints: Iterable[Checkpoint]) 
     """Those of ``names``, attempts without a manifest, to whose files ``checkpoints`` refer: they were removed, and such files stay."""
     lent = {record.object for checkpoint in checkpoints for record in checkpoint.files if record.object is not None}
     return {name for name in names if any(key.startswith(name.folder) for key in lent)}
+
+
+def dropped(store: Store, names: Collection[CheckpointName]) -> set[CheckpointName]:
+    """Those of ``names``, attempts without a manifest, that policy dropped: what is there of them is on its way to nobody."""
+    if not names:
+        return set()
+    stems = (info.key.removeprefix(SUPERSEDED).removesuffix(".json") for info in store.list(SUPERSEDED))
+    return {name for stem in stems if (name := CheckpointName.parse(stem)) in names and name is not None}
 
 
 def attempts(store: Store) -> list[CheckpointName]:
