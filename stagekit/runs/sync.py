@@ -346,8 +346,8 @@ class Uploader:
                 what = about([job.entry.step for job in gone], "is", "are")
                 parts.append(f"{what} not in {self._url}, and what was kept of that in {self._spool.directory} is not there any more")
             parts.extend(
-                f"{job.error}; what this machine has of it is kept in {job.entry.directory}, and is committed once the other machine has "
-                "sent its part (`stagekit teardown` there, then here)"
+                f"{job.error}; what is here of it is kept in {job.entry.directory}. It is committed once that rank's part is there "
+                "(`stagekit teardown` on its machine, then here), and given up when a later step is safe"
                 for job in self._jobs
                 if isinstance(job.error, _Undelivered)
             )

@@ -933,9 +933,7 @@ def test_what_a_training_of_several_ranks_left_is_committed_or_told_at_once(
         alone.drain()
     assert [entry.step for entry in pending(tmp_path / "spool-0")] == [1]
     save(alone, tmp_path, 0)  # of a training that began anew
-    with pytest.raises(
-        UploadFailed, match=r"is committed once the other machine has sent its part \(`stagekit teardown` there, then here\)"
-    ):
+    with pytest.raises(UploadFailed, match=r"It is committed once that rank's part is there \(`stagekit teardown` on its machine"):
         alone.drain()
     assert [entry.step for entry in pending(tmp_path / "spool-0")] == [1], "nothing that is later is safe"
     save(alone, tmp_path, 2)
