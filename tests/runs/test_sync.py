@@ -589,7 +589,7 @@ def test_what_goes_on_without_a_restore_and_dies_before_the_bucket_answers_conti
     first = make_run()
     save(first, tmp_path, 5)
     first.close()
-    second = make_run(spool_dir=tmp_path / spool)
+    second = make_run(spool_dir=tmp_path / spool, drain_s=0)
     if looked == "by a look":
         assert second.latest() is not None
     store.fail("put", Unreachable("no network"), times=None)
@@ -851,9 +851,11 @@ def test_a_rank_that_does_not_deliver_leaves_the_step_uncommitted_and_named(
     ranks = [make_run(rank=rank, world_size=3, spool_dir=tmp_path / f"spool-{rank}") for rank in range(3)]
     session = ranks[0].session()
     ranks[1].join(session)
-    for rank in (0, 1):
+    for rank in (1, 0):
         with ranks[rank].checkpoint(step=7) as directory:
             (directory / f"rng-{rank}.pt").write_bytes(b"%d" % rank)
+        if rank == 1:
+            ranks[1].drain()
     with pytest.raises(UploadFailed, match=r"step 7 stays uncommitted: rank 2 of 3 did not deliver within 0\.2 s"):
         ranks[0].drain(20)
     assert steps(store) == []
