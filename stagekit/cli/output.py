@@ -58,7 +58,15 @@ def error_line(kind: str, message: str, *, as_json: bool, stdout: TextIO | None 
     if as_json:
         print(json.dumps({"event": "error", "error": kind, "message": message}), file=stdout or sys.stdout, flush=True)
     else:
-        print(f"stagekit: error: {message}", file=stderr or sys.stderr, flush=True)
+        print(f"stagekit: error: {harmless(message)}", file=stderr or sys.stderr, flush=True)
+
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def harmless(text: str) -> str:
+    """``text`` with control characters spelled out: keys and names may come from strangers, and a terminal obeys what it is sent."""
+    return text.translate(_CONTROLS)
 
 
 def columns(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
@@ -135,10 +143,10 @@ class LinePrinter:
 
     def data(self, text: str, record: Record) -> None:  # noqa: ARG002 - people read the text, programs the record
         with self._lock:
-            print(text, file=self._out, flush=True)
+            print(harmless(text), file=self._out, flush=True)
 
     def _line(self, text: str) -> None:
-        print(f"{self._prefix}{text}", file=self._err, flush=True)
+        print(f"{self._prefix}{harmless(text)}", file=self._err, flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -200,26 +208,26 @@ class LivePrinter:
             if isinstance(event, Message):
                 style = {"info": "", "warning": "yellow", "error": "red"}[event.level]
                 text = event.text if event.level == "info" else f"{event.level}: {event.text}"
-                self._console.print(text, style=style, markup=False)
+                self._console.print(harmless(text), style=style, markup=False)
                 return
             now_s = time.monotonic()
             if event.task not in self._tasks:
                 self._bars.start()
-                task = self._bars.add_task(event.task, total=event.total, text="")
+                task = self._bars.add_task(harmless(event.task), total=event.total, text="")
                 self._tasks[event.task] = task, _Rate(event, now_s)
             task, rate = self._tasks[event.task]
             text = progress_text(event, rate.of(event, now_s)).removeprefix(f"{event.task}: ")
             total = event.done if event.finished and event.total is None else event.total
-            self._bars.update(task, completed=event.done, total=total, text=text)
+            self._bars.update(task, completed=event.done, total=total, text=harmless(text))
             if event.finished:
                 del self._tasks[event.task]
 
     def data(self, text: str, record: Record) -> None:  # noqa: ARG002 - people read the text, programs the record
         with self._lock:
             if self._out.isatty():
-                self._console.print(text, markup=False)  # above the bars, which share the screen with it
+                self._console.print(harmless(text), markup=False)  # above the bars, which share the screen with it
             else:
-                print(text, file=self._out, flush=True)
+                print(harmless(text), file=self._out, flush=True)
 
     def __enter__(self) -> Self:
         return self

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..config import StoreConfig
-from ..errors import SourceError, UsageError
+from ..errors import NotFound, SourceError, UsageError
 from ..location import Location
 from ..mounts import refuse_mount
 from ..progress import Message, Subscriber, ignore
 from ..store import Where, open_store
-from ..store.base import check_key
+from ..store.base import ObjectInfo, check_key
 from ..transfer.bulk.base import Item, place_of
 from ..transfer.bulk.builtin import Trust, same_bytes
 from ..transfer.bulk.choice import EngineName, choose
@@ -97,10 +97,19 @@ def push(
     if not items:
         raise SourceError(f"pushing {source}: there is no file in it")
     trust = Trust()
+
+    def is_there(item: Item, info: ObjectInfo) -> bool:
+        try:
+            return same_bytes(opened, replace(item, etag=info.etag, sha256=info.sha256), (source / item.path).resolve(), trust)
+        except NotFound:
+            raise  # it is a FileNotFoundError, and the store's
+        except FileNotFoundError as error:
+            raise SourceError(f"sending {source / item.path}: it is gone; repeat the command") from error
+
     plan = make_plan(
         {info.key: info for info in opened.list()},
         items,
-        lambda item, info: same_bytes(opened, replace(item, etag=info.etag, sha256=info.sha256), (source / item.path).resolve(), trust),
+        is_there,
         doing=f"pushing {source} to {opened.location}",
         where=str(opened.location),
         delete=delete,
@@ -147,7 +156,11 @@ def _items(source: Path, on_event: Subscriber) -> Iterator[Item]:
         if stat.S_ISREG(found.st_mode):
             if not os.access(source / path, os.R_OK):
                 raise _unreadable(source, path)
-            yield Item(check_key(path), path, found.st_size)
+            try:
+                key = check_key(path)
+            except UsageError as error:
+                raise UsageError(f"pushing {source}: {error}; rename the file, or move it out of the folder") from None
+            yield Item(key, path, found.st_size)
         else:
             left_out.append(path)
     if left_out:

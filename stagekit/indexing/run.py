@@ -114,7 +114,8 @@ class Indexed:
         if self.bad:
             lines.append(f"  left out: {counted(len(self.bad), 'tar')}, listed above")
         if self.elsewhere:
-            lines.append(f"  {counted(self.elsewhere, 'tar')} stay where they are; the data set needs them there, unchanged")
+            stay = "stays where it is; the data set needs it" if self.elsewhere == 1 else "stay where they are; the data set needs them"
+            lines.append(f"  {counted(self.elsewhere, 'tar')} {stay} there, unchanged")
         return [*lines, *stream_it(self.code)]
 
     @property

@@ -102,10 +102,10 @@ class Files:
             self.skip("not matched by an include pattern")
             return
         name = split_name(path)
-        if name is not None and is_plain(*name):
-            self._packed.append((path, size, path, mark))
-            return
         try:
+            if name is not None and is_plain(*name):
+                self._packed.append((path, size, path, mark))
+                return
             check_member(path)  # first, so that no name that is not UTF-8 gets into another message
             if name is None:
                 self._without_extension.append(path)
@@ -113,7 +113,7 @@ class Files:
             member_name(*name)
         except KeyNotAllowed as error:
             if self._rules.on_bad == "raise":
-                raise
+                raise KeyNotAllowed(f"reading {self._source}: {path!r}: {error} (--on-bad skip counts such files and goes on)") from None
             self._listing.bad.append(Bad(ascii(path), str(error)))
             return
         self._packed.append((path, size, path, mark))

@@ -58,6 +58,20 @@ def test_messages_go_to_standard_error_with_their_level_and_data_to_standard_out
     assert out.getvalue() == "s3://b/run\n"
 
 
+def test_a_terminal_is_not_sent_what_a_name_holds_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "esc\x1b[31m\x9b2J\x07\x7f\ttab\nline"
+    out, err = io.StringIO(), io.StringIO()
+    with LinePrinter(out, err) as printer:
+        printer.on_event(Message(name))
+        printer.on_event(Progress(name, 1, 1, unit="files", finished=True))
+        printer.data(name, {})
+    error_line("UsageError", name, as_json=False)
+    plain = "esc\\x1b[31m\\x9b2J\\x07\\x7f\ttab\nline"
+    assert out.getvalue() == f"{plain}\n"
+    assert err.getvalue() == f"{plain}\n{plain}: 1 file\n"
+    assert capsys.readouterr().err == f"stagekit: error: {plain}\n"
+
+
 def test_json_is_one_object_a_line_and_progress_is_thinned_out() -> None:
     out, clock = io.StringIO(), Clock()
     printer = JsonPrinter(out, every_s=1, clock=clock)

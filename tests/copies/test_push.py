@@ -473,3 +473,14 @@ def test_a_store_that_has_lost_what_it_took_is_not_told_as_a_lost_file(folder: P
 
     with pytest.raises(SourceError, match=r"sending \S+/empty: it is gone; repeat"):
         push(folder, Meanwhile(url))
+    (folder / "empty").touch()
+    push(folder, url)
+    with pytest.raises(SourceError, match=r"sending \S+/empty: it is gone; repeat"):
+        push(folder, Meanwhile(url))  # when it is there already, and compared
+
+
+def test_a_name_that_no_store_takes_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / os.fsdecode(b"caf\xe9.txt")).write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"pushing .*raw: 'caf\\udce9\.txt' is no object key: it is not valid Unicode; rename the file"):
+        push(tmp_path / "raw", str(tmp_path / "there"))

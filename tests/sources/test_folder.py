@@ -192,6 +192,15 @@ def test_names_that_are_not_utf_8_are_refused_with_the_path_shown(tmp_path: Path
     (bad.path + bad.reason).encode()
 
 
+def test_a_field_that_is_a_samples_own_is_told_with_its_file(tmp_path: Path) -> None:
+    write(tmp_path, {"a.jpg": b"1", "d/b.__key__": b"2"})
+    with pytest.raises(KeyNotAllowed, match=r"reading .*: 'd/b\.__key__': '__key__' is no field name.*\(--on-bad skip"):
+        folder(tmp_path).listing()
+    listing = folder(tmp_path, on_bad="skip").listing()
+    assert [sample.key for sample in listing.samples] == ["a"]
+    assert [bad.path for bad in listing.bad] == ["'d/b.__key__'"]
+
+
 @pytest.mark.parametrize("name", ["x" * 120 + ".jpg", "line\nbreak.jpg", "__meta__/a.jpg"])
 def test_names_that_a_tar_cannot_hold_are_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path, {"a.jpg": b"1", name: b"2"})
