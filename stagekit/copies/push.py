@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import StoreConfig
-from ..errors import NotFound, SourceError, UsageError
+from ..errors import SourceError, UsageError
 from ..location import Location
 from ..mounts import refuse_mount
 from ..progress import Message, Subscriber, ignore
@@ -20,7 +20,7 @@ from ..store.base import ObjectInfo, check_key
 from ..transfer.bulk.base import Item, place_of
 from ..transfer.bulk.builtin import Trust, same_bytes
 from ..transfer.bulk.choice import EngineName, choose
-from ..transfer.bulk.sending import send_items
+from ..transfer.bulk.sending import send_items, telling_if_gone
 from ..units import counted, format_size
 from .landing import local_files
 from .outgoing import aside, make_plan, remove
@@ -99,12 +99,8 @@ def push(
     trust = Trust()
 
     def is_there(item: Item, info: ObjectInfo) -> bool:
-        try:
+        with telling_if_gone(source / item.path):
             return same_bytes(opened, replace(item, etag=info.etag, sha256=info.sha256), (source / item.path).resolve(), trust)
-        except NotFound:
-            raise  # it is a FileNotFoundError, and the store's
-        except FileNotFoundError as error:
-            raise SourceError(f"sending {source / item.path}: it is gone; repeat the command") from error
 
     plan = make_plan(
         {info.key: info for info in opened.list()},

@@ -19,15 +19,19 @@ from .ranks import Ranks
 
 
 def share_session(run: Run, ranks: Ranks) -> None:
-    """Rank 0 sends what a killed process left and takes the run over; all ranks learn under which name, so that what each saves goes into
-    the same checkpoints."""
+    """All ranks learn under which name rank 0 has taken the run over, so that what each saves goes into the same checkpoints."""
+    if ranks.several and (run._uploader is None or not run._uploader.joined):
+        run.join(take_over(run, ranks))
 
-    def take_over() -> str:
+
+def take_over(run: Run, ranks: Ranks) -> str:
+    """Rank 0 sends what a killed process left and takes the run over. Returns the session to ``join``, on every rank."""
+
+    def work() -> str:
         run._finish_backlog()
         return run.session()
 
-    if ranks.several and (run._uploader is None or not run._uploader.joined):
-        run.join(ranks.decide(take_over))
+    return ranks.decide(work)
 
 
 @contextmanager

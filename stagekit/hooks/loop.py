@@ -178,20 +178,11 @@ class Run(runs.Run):
 
     def _share_session(self, ranks: _Ranks) -> None:
         """Rank 0 takes the run over; all of them learn under which name, or why not."""
+        from .exchange import take_over  # needs torch
+
         self._check_group(ranks)
-        session, failure = None, None
-        if ranks.rank == 0:
-            try:
-                with ranks.group.busy():
-                    self._finish_backlog()
-                    session = self.session()
-            except StagekitError as error:
-                failure = error
-        session, failure = ranks.group.broadcast((session, failure))
-        if failure is not None:
-            raise failure
-        ranks.session = session
-        self.join(session)
+        ranks.session = take_over(self, ranks.group)
+        self.join(ranks.session)
 
     def _check_group(self, ranks: _Ranks) -> None:
         if not ranks.grouped:

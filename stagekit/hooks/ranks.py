@@ -60,7 +60,7 @@ class Ranks:
     def broadcast(self, value: Any) -> Any:
         """Rank 0's ``value``, on every rank."""
         self._meet()
-        return self.gather(value)[0] if self.several else value
+        return self.gather(value)[0]
 
     @contextmanager
     def busy(self) -> Iterator[None]:

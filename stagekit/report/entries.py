@@ -80,9 +80,11 @@ def _inside(store: Store, kind: Literal["dataset", "run"]) -> Iterator[Entry]:
     lending = catalog.lending(found.uncommitted, found.checkpoints)
     dropped = catalog.dropped(store, found.uncommitted)
     for name in found.uncommitted:
-        note = "dropped by policy, with files that are not removed yet" if name in dropped else "not committed"
+        note = "not committed"
         if name in lending:
             note = "removed, but for files that others refer to"
+        elif name in dropped:
+            note = "dropped by policy, with files that are not removed yet"
         entries[name] = Entry("checkpoint", at[name], note=note)
     steps = Counter(name.step for name in entries)
     for name in sorted(entries):

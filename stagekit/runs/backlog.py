@@ -35,7 +35,7 @@ def giving_way(
     left, dropped = list(pending), list[Entry]()
     while is_over(left, disk_bytes, bound=bound):
         droppable = [entry for entry in left[:-1] if entry is not sending and not _is_precious(entry, left, policy)]
-        entry = min(droppable, key=lambda one: (not one.passing, _halvings(one)), default=None)  # the oldest of the first kind
+        entry = min(droppable, key=lambda one: (not one.passing, _halvings(one)), default=None)  # the oldest of these
         if entry is None:
             break
         if not entry.passing and left[-1].passing and not is_over(left, disk_bytes, bound=bound and bound + 1):

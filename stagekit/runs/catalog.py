@@ -44,12 +44,15 @@ def lending(names: Iterable[CheckpointName], checkpoints: Iterable[Checkpoint]) 
     return {name for name in names if any(key.startswith(name.folder) for key in lent)}
 
 
+def superseded(store: Store) -> set[CheckpointName]:
+    """The saves that policy dropped, before or after they were committed."""
+    stems = (info.key.removeprefix(SUPERSEDED).removesuffix(".json") for info in store.list(SUPERSEDED))
+    return {name for stem in stems if (name := CheckpointName.parse(stem)) is not None}
+
+
 def dropped(store: Store, names: Collection[CheckpointName]) -> set[CheckpointName]:
     """Those of ``names``, attempts without a manifest, that policy dropped: what is there of them is on its way to nobody."""
-    if not names:
-        return set()
-    stems = (info.key.removeprefix(SUPERSEDED).removesuffix(".json") for info in store.list(SUPERSEDED))
-    return {name for stem in stems if (name := CheckpointName.parse(stem)) in names and name is not None}
+    return superseded(store) & set(names) if names else set()
 
 
 def attempts(store: Store) -> list[CheckpointName]:

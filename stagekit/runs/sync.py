@@ -334,15 +334,15 @@ class Uploader:
         with self._changed:
             parts = []
             waiting = [job for job in self._jobs if not isinstance(job.error, _Undelivered)]
-            gone = [job for job in waiting if not job.entry.directory.is_dir()]
-            if left := [job for job in waiting if job not in gone]:
+            kept = {job.entry.directory for job in waiting if job.entry.directory.is_dir()}
+            if left := [job for job in waiting if job.entry.directory in kept]:
                 reason = self._fenced or next((job.error for job in left if job.error is not None), None)
                 what = about([job.entry.step for job in left], "is", "are")
                 parts.append(
                     f"{what} not in {self._url} yet; the local copies are kept in {self._spool.directory} and the next start, or "
                     f"`stagekit teardown`, sends them" + (f". Reason: {reason}" if reason is not None else "")
                 )
-            if gone:
+            if gone := [job for job in waiting if job.entry.directory not in kept]:
                 what = about([job.entry.step for job in gone], "is", "are")
                 parts.append(f"{what} not in {self._url}, and what was kept of that in {self._spool.directory} is not there any more")
             parts.extend(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..errors import (
     BucketNotFound,
@@ -23,7 +24,7 @@ from ..processes import Process
 from ..progress import Progress, Subscriber, ignore
 from ..publishing.destination import stored_sha256
 from ..runs import catalog, lease
-from ..runs.layout import CHECKPOINTS, RUN_JSON, SUPERSEDED, Checkpoint, CheckpointName, FileRecord, PartRecord, SupersededRecord
+from ..runs.layout import CHECKPOINTS, RUN_JSON, Checkpoint, CheckpointName, FileRecord, PartRecord, SupersededRecord
 from ..store.base import ObjectInfo, Store, uploads_if_told
 from ..store.extras import clock_skew_s, expiry_rules
 from ..units import format_count, format_duration
@@ -196,23 +197,28 @@ def _incomplete(url: str, checkpoint: Checkpoint, missing: set[str], damaged: se
     )
 
 
-def _superseded(store: Store, state: RunState, listed: Collection[str]) -> None:
+def _superseded(store: Store, state: RunState, listed: Iterable[str]) -> None:
     """What policy dropped: the files that rank 0 names, and those that the other ranks had delivered for the same step."""
-    keys = [info.key for info in store.list(SUPERSEDED)]
-    folders = {CheckpointName.parse(key.removeprefix(SUPERSEDED).removesuffix(".json")) for key in keys}
-    parts = tuple(name.parts for name in folders if name is not None)
-    asked = [(SupersededRecord.from_bytes, key) for key in keys] + [(PartRecord.from_bytes, key) for key in listed if key.startswith(parts)]
+    names = catalog.superseded(store)
+    # By the folder's name: a long run has thousands of these, and tens of thousands of keys.
+    of_keys = ((key, CheckpointName.parse(key.removeprefix(CHECKPOINTS).partition("/")[0])) for key in listed)
+    parts = [key for key, name in of_keys if name in names and name is not None and key.startswith(name.parts)]
 
-    def read(asked: tuple[Callable[..., SupersededRecord | PartRecord], str]) -> list[Content]:
-        parse, key = asked
-        try:
-            record = parse(bytes(store.get(key)), source=str(store.location / key))
-        except (NotFound, ManifestError):
-            return []  # a record that says nothing excuses nothing
-        if isinstance(record, PartRecord):
-            return [(file.bytes, file.sha256) for file in record.files]
+    def of_rank_0(name: CheckpointName) -> list[Content]:
+        record = SupersededRecord.from_bytes(bytes(store.get(name.superseded_key)), source=str(store.location / name.superseded_key))
         return [(size, sha256) for _, size, sha256 in record.files]
 
+    def of_another(key: str) -> list[Content]:
+        record = PartRecord.from_bytes(bytes(store.get(key)), source=str(store.location / key))
+        return [(file.bytes, file.sha256) for file in record.files]
+
+    def read(ask: Callable[[], list[Content]]) -> list[Content]:
+        try:
+            return ask()
+        except (NotFound, ManifestError):
+            return []  # a record that says nothing excuses nothing
+
+    asked = [*(partial(of_rank_0, name) for name in sorted(names)), *(partial(of_another, key) for key in parts)]
     for found in each(read, asked, threads=_THREADS):
         state.dropped.update(found)
 

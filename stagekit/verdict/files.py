@@ -413,12 +413,12 @@ def _lost(row: str, folder: Path, members: list[LocalFile], now_s: float, *, bli
         what = f"{_count(members)} {verb} not in git and in no verified checkpoint{example}"
         return Finding("NO", row, what, str(folder), size, age_s, fix)
     if row == "tracker":
-        tracker = trackers.whose(first.path) or trackers.TRACKIO
-        what = f"{_count(members)} of {tracker} {verb} in no bucket that is known here{example}"
-        if tracker == trackers.TRACKIO:
+        tracker = trackers.whose(first.path)
+        what = f"{_count(members)} of {tracker or 'Trackio'} {verb} in no bucket that is known here{example}"
+        if tracker is None:  # from the folder that is Trackio's: wherever a file of the others lies, its name tells
             what += "; whether a Space has what they hold is not known"
             fix = f"if none has: trackio sync --project NAME; then, or else: stagekit teardown --ignore {_quoted(pattern)}"
-        return Finding("CANNOT TELL" if tracker == trackers.TRACKIO else "NO", row, what, str(folder), size, age_s, fix)
+        return Finding("NO" if tracker is not None else "CANNOT TELL", row, what, str(folder), size, age_s, fix)
     if row == "beside":
         what = f"{_count(members)} that looks like a save lies" if len(members) == 1 else f"{_count(members)} that look like saves lie"
         push = "copy it away" if first.full == folder else f"stagekit push {quoted(str(folder))} URL"

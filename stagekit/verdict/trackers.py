@@ -13,7 +13,6 @@ _EVENTS = ".tfevents."
 # The folders that keep a tracker's runs where a training was started. Comet writes there only what could not be sent.
 _FOLDERS = {"mlruns": "MLflow", ".aim": "Aim", ".cometml-runs": "Comet"}
 _MLFLOW = "mlflow.db"  # what MLflow 3.7 and later make beside the program, where no folder of an earlier one is
-TRACKIO = "Trackio"
 
 HIDDEN = frozenset(name for name in _FOLDERS if name.startswith("."))
 """Hidden folders that are a tracker's."""
@@ -34,8 +33,6 @@ def whose(path: str) -> str | None:
             return _FOLDERS[folder]
     if name == _MLFLOW:
         return "MLflow"
-    if folders.partition("/")[0] == "trackio":
-        return TRACKIO
     if name == "metrics.csv" and folders.rpartition("/")[2].startswith("version_"):
         return "Lightning's CSVLogger"
     return None

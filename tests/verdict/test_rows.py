@@ -165,7 +165,8 @@ def test_trackios_folder_on_a_mounted_bucket_is_not_touched(tmp_path: Path, monk
     trackio.mkdir(parents=True)
     (trackio / "llm.db").write_bytes(b"x")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "trackio").mkdir(parents=True)
+    (tmp_path / "work" / "trackio" / "notes.txt").write_bytes(b"somebody's own folder")
     looking = files.Looking([], [])
     looking.working({tmp_path / "work": 1.0})
     assert [file.path for file in looking.found.files] == ["trackio/llm.db"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,6 +174,21 @@ def test_a_bucket_without_its_scheme_is_told_to_be_a_directory(tmp_path: Path, m
     ]
 
 
+def watching(run: Run, out: Path, told: list[Event], *, patterns: tuple[str, ...], quiet_s: float, **clocks: Any) -> Collector:
+    """A collector for ``run`` of what is saved in ``out``, in words to ``told``, without logs."""
+    return Collector(
+        run,
+        {"out": out},
+        patterns=patterns,
+        quiet_s=quiet_s,
+        world_size=None,
+        logs=None,
+        printed=(),
+        on_event=told.append,
+        **clocks,
+    )
+
+
 def test_looking_takes_half_of_the_time_that_is_left_and_what_was_found_is_pinned(tmp_path: Path) -> None:
     for step in range(1, 9):
         (tmp_path / "out" / f"checkpoint-{step}").mkdir(parents=True)
@@ -186,17 +202,7 @@ def test_looking_takes_half_of_the_time_that_is_left_and_what_was_found_is_pinne
         return left_s
 
     with Run(str(tmp_path / "run")) as run:
-        collector = Collector(
-            run,
-            {"out": tmp_path / "out"},
-            patterns=(),
-            quiet_s=30,
-            world_size=None,
-            logs=None,
-            printed=(),
-            on_event=told.append,
-            left_s=ask,
-        )
+        collector = watching(run, tmp_path / "out", told, patterns=(), quiet_s=30, left_s=ask)
         left_s = 21
         collector.scan(still=True)
         pinned = collector.submitted
@@ -218,17 +224,7 @@ def test_saves_that_are_rotated_away_before_they_are_quiet_are_told_now_and_then
     out = tmp_path / "out"
     told: list[Event] = []
     with Run(str(tmp_path / "run")) as run:
-        collector = Collector(
-            run,
-            {"out": out},
-            patterns=("*.npz",),
-            quiet_s=30,
-            world_size=None,
-            logs=None,
-            printed=(),
-            on_event=told.append,
-            monotonic=lambda: 0,
-        )
+        collector = watching(run, out, told, patterns=("*.npz",), quiet_s=30, monotonic=lambda: 0)
         out.mkdir()
         for step in range(1, 6):
             (out / f"step-{step}.npz").write_bytes(b"x")
@@ -263,17 +259,7 @@ def test_a_save_that_never_gets_quiet_is_told_once(tmp_path: Path) -> None:
     told: list[Event] = []
     now_s = 0.0
     with Run(str(tmp_path / "run")) as run:
-        collector = Collector(
-            run,
-            {"out": tmp_path},
-            patterns=("*.npz",),
-            quiet_s=30,
-            world_size=None,
-            logs=None,
-            printed=(),
-            on_event=told.append,
-            monotonic=lambda: now_s,
-        )
+        collector = watching(run, tmp_path, told, patterns=("*.npz",), quiet_s=30, monotonic=lambda: now_s)
         for size in range(1, 40):
             (tmp_path / "last.npz").write_bytes(bytes(size))
             now_s = 20.0 * size
@@ -289,17 +275,7 @@ def test_a_save_that_stands_still_and_lacks_what_the_one_before_has_is_waited_fo
     told: list[Event] = []
     now_s = 0.0
     with Run(str(tmp_path / "run")) as run:
-        collector = Collector(
-            run,
-            {"out": tmp_path / "out"},
-            patterns=("ck-*",),
-            quiet_s=30,
-            world_size=None,
-            logs=None,
-            printed=(),
-            on_event=told.append,
-            monotonic=lambda: now_s,
-        )
+        collector = watching(run, tmp_path / "out", told, patterns=("ck-*",), quiet_s=30, monotonic=lambda: now_s)
 
         def look(step: int, *names: str) -> int:
             nonlocal now_s
@@ -331,17 +307,7 @@ def test_a_save_that_stands_still_and_lacks_what_the_one_before_has_is_waited_fo
 def test_a_last_save_that_is_shorter_costs_no_older_one(tmp_path: Path) -> None:
     told: list[Event] = []
     with Run(str(tmp_path / "run"), keep_last=1) as run:
-        collector = Collector(
-            run,
-            {"out": tmp_path / "out"},
-            patterns=("ck-*",),
-            quiet_s=0,
-            world_size=None,
-            logs=None,
-            printed=(),
-            on_event=told.append,
-            monotonic=lambda: 0.0,
-        )
+        collector = watching(run, tmp_path / "out", told, patterns=("ck-*",), quiet_s=0, monotonic=lambda: 0.0)
         for step, content in ((1, b"weights"), (2, b"weights"), (3, b"wei")):
             (tmp_path / "out" / f"ck-{step}").mkdir(parents=True)
             (tmp_path / "out" / f"ck-{step}" / "a.raw").write_bytes(content)
@@ -358,17 +324,7 @@ def test_a_save_that_is_gone_before_there_is_room_to_pin_it_is_told(tmp_path: Pa
         raise OutOfSpace("the disk is full")
 
     with Run(str(tmp_path / "run")) as run:
-        collector = Collector(
-            run,
-            {"out": tmp_path / "out"},
-            patterns=("*.npz",),
-            quiet_s=0,
-            world_size=None,
-            logs=None,
-            printed=(),
-            on_event=told.append,
-            monotonic=lambda: 0.0,
-        )
+        collector = watching(run, tmp_path / "out", told, patterns=("*.npz",), quiet_s=0, monotonic=lambda: 0.0)
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "step-1.npz").write_bytes(b"x")
         monkeypatch.setattr(run, "submit", full)
@@ -427,16 +383,7 @@ def test_a_finished_save_that_cannot_be_pinned_once_nobody_writes_is_told(tmp_pa
     with Run(str(tmp_path / "run")) as run:
         spool, _ = run._begin()
         spool.over = lambda: True
-        collector = Collector(
-            run,
-            {"out": tmp_path / "out"},
-            patterns=("*.npz",),
-            quiet_s=0,
-            world_size=None,
-            logs=None,
-            printed=(),
-            on_event=told.append,
-        )
+        collector = watching(run, tmp_path / "out", told, patterns=("*.npz",), quiet_s=0)
         collector.scan()
         assert collector.unsaved == {}, "it may be being rotated away"
         collector.scan(still=True)

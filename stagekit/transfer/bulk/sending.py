@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ...errors import NotFound, SourceError
@@ -43,7 +43,7 @@ def send_items(
 
     def send(item: Item) -> None:
         path = source / item.path
-        try:
+        with telling_if_gone(path):
             before = path.stat()
             put_file(
                 store,
@@ -53,13 +53,20 @@ def send_items(
                 on_bytes=on_bytes,
                 check=lambda: _unchanged(path, before),
             )
-        except NotFound:
-            raise  # it is a FileNotFoundError, and the store's
-        except FileNotFoundError as error:
-            raise SourceError(f"sending {path}: it is gone; repeat the command") from error
 
     for _ in each(send, left, threads=at_once):
         pass
+
+
+@contextmanager
+def telling_if_gone(path: Path) -> Iterator[None]:
+    """Raise ``SourceError`` where the block finds that the local file ``path``, which is to be sent, is not there any more."""
+    try:
+        yield
+    except NotFound:
+        raise  # it is a FileNotFoundError, and the store's
+    except FileNotFoundError as error:
+        raise SourceError(f"sending {path}: it is gone; repeat the command") from error
 
 
 def _unchanged(path: Path, before: os.stat_result) -> None:
